@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway.control_text import strings_in
-from gateway.deepseek_v32 import MODEL_TYPE, DeepSeekV32
+from gateway.deepseek_v32 import ARCHITECTURE, DeepSeekV32
 from gateway.jinja_template import JinjaTemplate
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
 from gateway.requests import validate_text
@@ -17,7 +17,8 @@ from gateway.tokenizer import Tokenizer
 from gateway.tool_formats.interface import ToolReading
 from gateway.tools import Toolbox
 from gateway.turns import ChatMessage, Turns
-from mesh.errors import ConfigError, InvalidRequest
+from mesh.domain.architectures import find_architecture
+from mesh.errors import CheckpointError, ConfigError, InvalidRequest
 from mesh.text_files import read_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -123,7 +124,7 @@ def find_chat_template(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | 
     source = _source_of(directory, tokenizer)
     if source is not None:
         return ChatTemplate(JinjaTemplate(source, tokenizer), tokenizer)
-    if _model_type(directory) == MODEL_TYPE:
+    if _architecture(directory) == ARCHITECTURE:
         return ChatTemplate(DeepSeekV32(tokenizer), tokenizer)
     return None
 
@@ -138,18 +139,12 @@ def _source_of(directory: Path, tokenizer: Tokenizer) -> str | None:
     return source if isinstance(source, str) else None
 
 
-class _Described(msgspec.Struct):
-    """The part of config.json that is read here."""
-
-    model_type: str | None = None
-
-
-def _model_type(directory: Path) -> str | None:
-    """None if the directory has only a tokenizer."""
+def _architecture(directory: Path) -> str | None:
+    """The model's, as config.json names it; None if the directory has only a tokenizer, or a model of others."""
     path = directory / CONFIG_FILE
     try:
-        return msgspec.json.decode(read_text(path), type=_Described).model_type
-    except FileNotFoundError:
+        return find_architecture(msgspec.json.decode(read_text(path), type=dict[str, Any])).name
+    except (FileNotFoundError, CheckpointError):
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error

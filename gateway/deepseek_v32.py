@@ -21,7 +21,7 @@ from gateway.tool_formats.dsml_reader import (
     PARAMETER_END,
 )
 
-MODEL_TYPE = "deepseek_v32"
+ARCHITECTURE = "DeepseekV32ForCausalLM"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 QUESTIONS = ("user", "developer")
 TOOLS = f"""## Tools
