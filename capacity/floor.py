@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from capacity.ceilings import Ceilings
 from engine.model.config import ModelConfig
+from engine.model.indexer_config import IndexerConfig
 from engine.model.quantization import LinearKind, Stored
 from engine.model.tensor_group import FEW_ROWS
 from engine.parallel.layout import Layout
@@ -98,10 +99,27 @@ def _attention(
     for name, width in (("absorb", config.qk_nope_head_dim), ("expand", config.v_head_dim)):
         one = _product(f"attention {name}", rows, width, latent)
         yield _times(one, heads)
-    kv_bytes = requests * context * config.latent_dim * kv_item_bytes
-    flops = 2 * rows * heads * context * (config.latent_dim + latent)
+    if config.indexer is not None:
+        yield from _indexing(config, config.indexer, requests, context, rows)
+    # If queries of a request select differently, each reads its own tokens.
+    attended = context if config.indexer is None else min(context, config.indexer.top_k)
+    readers = requests if attended == context else rows
+    kv_bytes = readers * attended * config.latent_dim * kv_item_bytes
+    flops = 2 * rows * heads * attended * (config.latent_dim + latent)
     yield Operation("attention", kv_bytes, flops, fp8=kv_item_bytes == FP8)
     yield _product("attention output", rows, heads * config.v_head_dim, hidden, forms.linear_of(LinearKind.OUTPUT))
+
+
+def _indexing(config: ModelConfig, index: IndexerConfig, requests: int, context: int, rows: int) -> Iterator[Operation]:
+    """What every rank of a TP group computes to select tokens: scores of all that queries see, if not all are selected.
+    Layers that share another's choice count as if they had their own.
+    """
+    form = config.quantization.linear_of(LinearKind.INDEX)
+    yield _product("index queries", rows, config.q_lora_rank or 0, index.heads * index.width, form)
+    yield _product("index keys", rows, config.hidden_size, index.width, form)
+    if context > index.top_k:
+        flops = 2 * rows * context * index.heads * index.width
+        yield Operation("index scores", requests * context * index.key_bytes(FP8), flops, fp8=True)
 
 
 def _feed_forward(name: str, config: ModelConfig, rows: float, width: int) -> Iterator[Operation]:

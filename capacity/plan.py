@@ -23,6 +23,7 @@ from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.cost_file import CostFile
+from mesh.costs import CostModel
 from mesh.errors import ConfigError
 
 # The layout and the card that the shipped cost files were measured on.
@@ -153,6 +154,10 @@ def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: 
         )
         own_ms = beyond * _floor_ms(ours, requests, context, asked.kv_item_bytes, gpu)
         steps.append((float(requests), max(own_ms, 1000 * copy_seconds)))
+    attended, scored = _pair_flops(ours)
+    pair_ms = (
+        measured.costs.prefill_pairs_ms / _pair_flops(theirs)[0] / (gpu.ceilings.bf16_flops / H200.ceilings.bf16_flops)
+    )
     speed = gpu.ceilings.fp8_flops / H200.ceilings.fp8_flops
     prefill_rate = measured.costs.prefill_tokens_per_second * speed * _flops(theirs) / _flops(ours)
     costs = msgspec.structs.replace(
@@ -160,13 +165,35 @@ def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: 
         decode_steps=tuple(steps),
         decode_context_tokens=float(context),
         prefill_tokens_per_second=min(prefill_rate, STEP_TOKENS / copy_seconds) if copy_seconds else prefill_rate,
-        prefill_pairs_ms=measured.costs.prefill_pairs_ms
-        * (config.num_hidden_layers * config.num_attention_heads)
-        / (theirs.num_hidden_layers * theirs.num_attention_heads)
-        / (gpu.ceilings.bf16_flops / H200.ceilings.bf16_flops),
+        prefill_pairs_ms=attended * pair_ms,
+        **_selection(ours, measured.costs, scored * pair_ms),
     )
     layout = f"experts over {asked.gpus} GPUs, all else on each"
     return CostFile(costs, asked.gpu, "", layout, measured.format, f"predicted from: {measured.source}", measured.error)
+
+
+def _pair_flops(config: ModelConfig) -> tuple[float, float]:
+    """FLOPs in which a prompt's token attends to an earlier one, and in which indexers score it: the latter counted as
+    half, since they are in FP8. Selected tokens are attended to in the absorbed form.
+    """
+    heads, index = config.num_hidden_layers * config.num_attention_heads, config.indexer
+    if index is None:
+        return 2 * heads * (config.qk_head_dim + config.v_head_dim), 0.0
+    scored = 2 * config.num_hidden_layers * index.heads * index.width / 2
+    return 2 * heads * (config.latent_dim + config.kv_lora_rank), scored
+
+
+def _selection(config: ModelConfig, measured: CostModel, index_pairs_ms: float) -> dict[str, float]:
+    """What the cost model of a model with indexers has in addition: keys are read as fast as latents were."""
+    index = config.indexer
+    if index is None:
+        return {}
+    share = index.key_bytes(1) / (config.latent_dim * BF16)
+    return {
+        "selected_tokens": float(index.top_k),
+        "index_context_ms": measured.decode_context_ms * share,
+        "index_pairs_ms": index_pairs_ms,
+    }
 
 
 def _offload_needed(weights: Weights, work: int, request_bytes: int, gpu: Gpu) -> int | None:

@@ -43,6 +43,38 @@ DEEPSEEK_R1: Mapping[str, Any] = MappingProxyType(
         "quantization_config": dict(FP8_CONFIG),
     }
 )
+DEEPSEEK_V32: Mapping[str, Any] = MappingProxyType(
+    dict(DEEPSEEK_R1)
+    | {
+        "model_type": "deepseek_v32",
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+        "rms_norm_eps": 1e-6,
+    }
+)
+GLM_5: Mapping[str, Any] = MappingProxyType(
+    dict(DEEPSEEK_V32)
+    | {
+        "model_type": "glm_moe_dsa",
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "intermediate_size": 12288,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_n_heads": 32,
+        "max_position_embeddings": 202752,
+        "rope_theta": 1000000,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": [154820, 154827, 154829],
+    }
+)
 MOONLIGHT: Mapping[str, Any] = MappingProxyType(
     {
         "model_type": "deepseek_v3",
@@ -113,6 +145,11 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1},
         # The whole model, for ranks that divide it.
         "r1": DEEPSEEK_R1,
+        # The same of models that attend to what indexers select.
+        "v32-ep8-rank": dict(DEEPSEEK_V32) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1},
+        "v32": DEEPSEEK_V32,
+        "glm-5-ep8-rank": dict(GLM_5) | {"n_routed_experts": 32},
+        "glm-5": GLM_5,
         # The same with one expert group: tokens choose among all experts, so that choices can follow a distribution.
         "r1-one-group": dict(DEEPSEEK_R1) | {"n_group": 1, "topk_group": 1},
         # Models that one card holds.

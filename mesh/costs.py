@@ -22,6 +22,12 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # of a prompt token and an earlier token.
     prefill_tokens_per_second: float = 5000.0
     prefill_pairs_ms: float = 0.0
+    # To how many tokens each attends at most, if indexers select them; null for models that attend to all. Times of
+    # context and of pairs count these alone. In addition there are scores: milliseconds for a million tokens of context
+    # in a decode step, and for a million pairs of prompts.
+    selected_tokens: float | None = None
+    index_context_ms: float = 0.0
+    index_pairs_ms: float = 0.0
     # Time of a rank's prompts if no other rank of its worker computes any, as a share of their time if all ranks
     # compute as many.
     prefill_alone: float = 1.0
@@ -73,7 +79,13 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def prefill_ms(self, tokens: float, cached_tokens: float = 0.0) -> float:
         """Milliseconds to compute `tokens` of a prompt after `cached_tokens` of it."""
-        return tokens * self.prompt_token_ms(cached_tokens + tokens / 2)
+        if self.selected_tokens is None:
+            return tokens * self.prompt_token_ms(cached_tokens + tokens / 2)
+        end = cached_tokens + tokens
+        # Tokens before the first that attends to a selection, then the others.
+        first = min(max(self.selected_tokens, cached_tokens), end)
+        early = (first - cached_tokens) * self.prompt_token_ms((cached_tokens + first) / 2)
+        return early + (end - first) * self.prompt_token_ms((first + end) / 2)
 
     def sparse_prefill_ms(self, tokens: float, cached_tokens: float = 0.0) -> float:
         """As `prefill_ms`, if all of `tokens` have sparse attention."""
@@ -84,7 +96,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pairs_ms = self.prefill_pairs_ms
         if sparse and self.sparse_pairs_ms is not None:
             pairs_ms = self.sparse_pairs_ms
-        return 1000 / self.prefill_tokens_per_second + context_tokens / MILLION * pairs_ms
+        return 1000 / self.prefill_tokens_per_second + self._context_ms(context_tokens, pairs_ms, self.index_pairs_ms)
 
     def step_ms(self, requests: int, context_tokens: int, chunks_ms: float) -> float:
         """Milliseconds of a step that decodes `requests` requests with `context_tokens` in total, and computes
@@ -93,11 +105,20 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         prompts_ms = chunks_ms + self.prefill_step_ms if chunks_ms else 0.0
         if not requests:
             return prompts_ms
-        excess = context_tokens - requests * self.decode_context_tokens
-        decode_ms = max(0.0, self.decode_ms(requests) + excess / MILLION * self.decode_context_ms)
+        costs = self.decode_context_ms, self.index_context_ms
+        context_ms = self._context_ms(context_tokens / requests, *costs)
+        excess_ms = requests * (context_ms - self._context_ms(self.decode_context_tokens, *costs))
+        decode_ms = max(0.0, self.decode_ms(requests) + excess_ms)
         if not chunks_ms:
             return decode_ms
         return max(decode_ms, prompts_ms + decode_ms * self.decode_beside_prompts)
+
+    def _context_ms(self, tokens: float, attended_ms: float, scored_ms: float) -> float:
+        """Milliseconds of a token with so much context, by those of a million tokens that are attended to, and of a
+        million that are scored.
+        """
+        attended = tokens if self.selected_tokens is None else min(tokens, self.selected_tokens)
+        return (attended * attended_ms + tokens * scored_ms) / MILLION
 
     def push_ms(self, size_bytes: float) -> float:
         return size_bytes / self.push_bytes_per_second * 1000

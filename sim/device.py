@@ -183,7 +183,7 @@ class SimulatedDevice:
         context: tokens before the first step's, of all requests together.
         """
         # If context costs nothing, all steps take the same time.
-        differing = steps if self._costs.decode_context_ms else 1
+        differing = steps if self._costs.decode_context_ms or self._costs.index_context_ms else 1
         seconds = [
             self._costs.step_ms(requests, context + step * requests, 0.0) / 1000 * self.slowness
             for step in range(differing)

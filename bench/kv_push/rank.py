@@ -83,7 +83,7 @@ class PushedRank:
         self._engine.pool.acquire(self._engine.pool.match_prefix(self._offered))
 
     def start_decoding(self) -> None:
-        fill_pool(self._backend.state.kv_pool)
+        fill_pool(self._backend.state)
         self._load.start_decoding(self._requests, self._context, TOKENS)
         self._load.decode_seconds(WARM_STEPS)
 

@@ -28,7 +28,7 @@ class RankEngine:
     ) -> None:
         """exchange, peers: those with the other ranks; all ranks construct a RankEngine."""
         self.backend = ModelBackend(resolved, model, exchange)
-        fill_pool(self.backend.state.kv_pool)
+        fill_pool(self.backend.state)
         agreement = None if peers is None else peers.steps
         self._engine = Engine(resolved.config, self.backend, time.monotonic, agreement=agreement)
         self.load = RankLoad(self._engine, self.backend)

@@ -121,7 +121,7 @@ class NodeBench:
     ) -> None:
         self._options, self._config, self._model = options, resolved.config, model.config
         self._backend = ModelBackend(resolved, model, exchange)
-        fill_pool(self._backend.state.kv_pool)
+        fill_pool(self._backend.state)
         self._exchange, self._peers = exchange, peers
         self._clock = AgreementClock(peers)
         self._prompt_rate: float | None = None

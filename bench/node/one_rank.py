@@ -64,7 +64,7 @@ def measure(options: Options, requests: Sequence[int]) -> Iterator[tuple[int, fl
         resolved = resolve_for(Path(scratch), options, sorted(set(requests)), gpus=options.layout.world)
         exchange = NoExchange(Place(options.layout, 0))
         backend = ModelBackend(resolved, make_rank(resolved, exchange), exchange)
-        fill_pool(backend.state.kv_pool)
+        fill_pool(backend.state)
         engine = Engine(resolved.config, backend, time.monotonic)
         load = RankLoad(engine, backend)
         for count in requests:

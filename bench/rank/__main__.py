@@ -1,8 +1,8 @@
 """One rank of a published model on one GPU, against the floor of its bytes and FLOPs.
 
-`python -m bench.rank [--shape r1-ep8-rank|moonlight|glm-flash|v2-lite] [--layers N] [--kv bf16|fp8] [--prompts
-bf16|fp8] [--experts fp8|w4a8|nvfp4|bf16] [--requests 1 8 32 64 96] [--out DIR] [--growth STEPS] [--next-n N|auto
-[--acceptance A,B,C ...]]`
+`python -m bench.rank [--shape r1-ep8-rank|v32-ep8-rank|moonlight|glm-flash|v2-lite] [--layers N] [--kv bf16|fp8]
+[--prompts bf16|fp8] [--experts fp8|w4a8|nvfp4|bf16] [--requests 1 8 32 64 96] [--out DIR] [--growth STEPS] [--next-n
+N|auto [--acceptance A,B,C ...]]`
 
 By default it is a rank of DeepSeek-R1 with expert parallelism of eight; the other shapes are whole models. The real
 engine runs over random FP8 weights, with each token's experts drawn uniformly at random; communication is left out.

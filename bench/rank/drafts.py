@@ -102,7 +102,7 @@ class DraftBench:
         resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
         backend = ModelBackend(resolved, self._model)
         load = RankLoad(Engine(config, backend, time.monotonic), backend)
-        fill_pool(backend.state.kv_pool)
+        fill_pool(backend.state)
         return load, backend
 
     def _config(self, next_n: NextN) -> EngineConfig:

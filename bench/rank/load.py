@@ -3,17 +3,22 @@
 import random
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 
 from engine.batch import Backend, SparseMeasure
 from engine.engine import Engine
+from engine.model.context import DeviceState
 from engine.protocol.messages import Cancel, Submit
+from kernels.index_keys import SCALE_BYTES, write_keys
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.sparse_prefill import SparsePrefill
+
+# Index keys that are drawn at a time.
+TOKENS_TOGETHER = 1 << 16
 
 
 class RankLoad:
@@ -102,8 +107,17 @@ class RankLoad:
         return key
 
 
-def fill_pool(pool: torch.Tensor) -> None:
-    """Fill the pool with random latents of unit variance, since on zeros attention would be faster than in practice."""
+def fill_pool(state: DeviceState) -> None:
+    """Fill the pool with random latents of unit variance, since on zeros attention would be faster than in practice,
+    and with random index keys, since of equal ones the first would be selected.
+    """
     # Fill a layer at a time to bound the memory of the random numbers.
-    for layer in pool:
-        layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=pool.device))
+    for layer in state.kv_pool:
+        layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=state.device))
+    every = torch.arange(state.kv_pool.shape[1] * BLOCK_TOKENS, device=state.device)
+    for keys, slots in product(() if state.index_pool is None else state.index_pool, every.split(TOKENS_TOGETHER)):
+        width = keys.shape[2] - (SCALE_BYTES if keys.dtype == torch.uint8 else 0)
+        norm = torch.ones(width, device=state.device)
+        turns = torch.ones(len(slots), 1, dtype=torch.complex64, device=state.device)
+        drawn = torch.randn(len(slots), width, device=state.device)
+        write_keys(drawn, norm, torch.zeros_like(norm), turns, slots, keys, interleaved=False)

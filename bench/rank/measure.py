@@ -26,6 +26,7 @@ TRACED_PROMPTS = 5
 CHURNED_REQUESTS = 32
 # Patterns of kernel names by what the kernels are for; the first match counts.
 GROUPS = {
+    "selection": r"^_score$|^_select$",
     "attention": r"mla|flash|splitkv|attend|^_?decode|^_join$|^combine$|^quantize_blocks$",
     "experts": r"w4a8|nvfp4|sorted_rows|_masked|_contiguous|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
     "linear layers": r"fp8_gemm|few_rows|many_rows|_dense",
@@ -125,7 +126,7 @@ class RankBench:
             self._backend = ModelBackend(resolved, model)
         self._model = model.config
         self._load = RankLoad(Engine(config, self._backend, time.monotonic), self._backend)
-        fill_pool(self._backend.state.kv_pool)
+        fill_pool(self._backend.state)
 
     def decode(self, requests: int, steps: int) -> Decode:
         """The median of `steps` steps around contexts of 3,500 tokens."""

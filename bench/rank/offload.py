@@ -74,7 +74,7 @@ def measure(measured: MeasuredModel, offload: OffloadConfig, requests: int | Non
         load_seconds, device_bytes = time.perf_counter() - started, torch.cuda.memory_allocated()
         backend = ModelBackend(resolved, model)
     load = RankLoad(Engine(config, backend, time.monotonic), backend)
-    fill_pool(backend.state.kv_pool)
+    fill_pool(backend.state)
     prompts = STEPS * STEP_TOKENS // PROMPT_TOKENS
     # The first of the two runs compiles kernels.
     _, seconds = (load.prefill_seconds(prompts, PROMPT_TOKENS) for _ in range(2))

@@ -12,6 +12,7 @@ from engine.memory.memory_plan import LIBRARY_BYTES, blocks_for_others, transfer
 from engine.memory.weight_bytes import BF16, FLOAT32, KeptWeights, weight_bytes
 from engine.model.chunks import CHUNK_TOKENS, DIVIDED_CHUNKS
 from engine.model.config import ModelConfig
+from engine.model.indexer_config import MOST_SCORES
 from engine.parallel.layout import Layout
 from engine.runner.graph_sizes import graph_sizes
 from engine.settings.card import Card
@@ -135,9 +136,18 @@ def _step_bytes(model: ModelConfig, engine: EngineConfig, layout: Layout) -> int
         # Queries, keys and values once more, in one byte.
         width = 2 * model.qk_head_dim + model.v_head_dim
         prompts += engine.max_step_tokens * heads.num_attention_heads * width
+    prompts += _index_bytes(model, engine.max_step_tokens)
     rows = engine.max_requests * (1 + engine.drafts.most)
     counts = rows * model.vocab_size * FLOAT32
     return counts + max(prompts, work_bytes(heads, rows, BF16, layout.world) + rows * model.vocab_size * DRAW_BYTES)
+
+
+def _index_bytes(model: ModelConfig, tokens: int) -> int:
+    """Scores of all that queries may see, in parts, and queries of indexers with what their quantization holds."""
+    if model.indexer is None:
+        return 0
+    scores = min(tokens * model.max_position_embeddings, max(MOST_SCORES, model.max_position_embeddings))
+    return FLOAT32 * (scores + tokens * (3 * model.indexer.heads * model.indexer.width + model.indexer.top_k))
 
 
 def _graph_bytes(model: ModelConfig, engine: EngineConfig, layout: Layout) -> int:

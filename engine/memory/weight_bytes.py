@@ -62,6 +62,7 @@ def weight_bytes(config: ModelConfig, layout: Layout, weights: KeptWeights = "qu
     apart = model.expert_layer - model.layer_experts
     vocabulary = BF16 * config.vocab_size // layout.tp * config.hidden_size
     rest = dense * model.dense_layer + (layers - dense) * apart + 2 * vocabulary + BF16 * config.hidden_size
+    rest += sum(map(config.has_indexer, range(layers))) * model.indexer
     drafting = model
     if config.draft_quantization is not None:
         drafting = replace(model, kept=_kept(config.draft_quantization, weights), expands_in_fp8=False)
@@ -117,7 +118,17 @@ class _Rank:
     @property
     def draft_module(self) -> int:
         hidden = self.config.hidden_size
-        return self.expert_layer + BF16 * hidden * (3 + 2 * hidden // self.layout.tp)
+        return self.expert_layer + self.indexer + BF16 * hidden * (3 + 2 * hidden // self.layout.tp)
+
+    @property
+    def indexer(self) -> int:
+        """The indexer of a layer, which every rank has whole; 0 if the model has none."""
+        index, hidden = self.config.indexer, self.config.hidden_size
+        if index is None or self.config.q_lora_rank is None:
+            return 0
+        size = self._linear(LinearKind.INDEX, (index.heads * index.width,), self.config.q_lora_rank)
+        size += self._linear(LinearKind.INDEX, (index.width,), hidden)
+        return size + FLOAT32 * (2 * index.width + index.heads * hidden)
 
     @property
     def expert(self) -> int:

@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.model.indexer_config import MOST_SCORES
 from kernels.mla_decode import DecodePlan
-
-# The most scores of a layer's indexer at a time. Prompts are cut so that they need no more: 256 MiB.
-MOST_SCORES = 1 << 26
 
 
 @dataclass(slots=True)

@@ -9,6 +9,8 @@ from mesh.errors import CheckpointError
 
 # A key of one byte a number has a scale.
 SCALE_BYTES = 4
+# The most scores of a layer's indexer at a time. Prompts are cut so that they need no more: 256 MiB.
+MOST_SCORES = 1 << 26
 # What attends to what an own indexer selects, and to what that of an earlier layer has selected.
 OWN, SHARED = "full", "shared"
 

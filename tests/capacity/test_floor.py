@@ -70,3 +70,25 @@ def test_drafts_read_weights_once_and_guesses_their_layer() -> None:
     heads = [each for each in guesses if each.name == "draft head"]
     assert [each.flops / merges[-1].flops for each in merges] == [4, 1, 1]
     assert len({each.flops for each in heads}) == 1 and sum(each.name == "attention" for each in guesses) == 3
+
+
+def indexed_steps(requests: int, context: int) -> tuple[float, dict[str, float]]:
+    operations = decode_operations(parse_model_config(SHAPES["v32-ep8-rank"]), requests, context, kv_item_bytes=2)
+    return decode_floor(operations, CEILINGS), {each.name: each.size_bytes for each in operations}
+
+
+def test_attention_stops_growing_where_tokens_are_selected() -> None:
+    (_, short), (near, at_32k), (far, at_128k) = (indexed_steps(64, context) for context in (2048, 32768, 131072))
+    assert short["attention"] == at_32k["attention"] == at_128k["attention"] == 61 * 64 * 2048 * 1152
+    assert "index scores" not in short and at_128k["index scores"] == 61 * 64 * 131072 * 132
+    # R1 reads 61 * 1,152 bytes for each token in place of 61 * 132.
+    dense = decode_floor(decode_operations(rank(), 64, 131072, kv_item_bytes=2), CEILINGS)
+    assert near < far < dense / 3
+
+
+def test_drafts_select_and_attend_apart() -> None:
+    config = parse_model_config(SHAPES["v32-ep8-rank"])
+    alone, drafted = (
+        {each.name: each.size_bytes for each in decode_operations(config, 8, 32768, 2, drafts)} for drafts in (0, 2)
+    )
+    assert drafted["attention"] == 3 * alone["attention"] and drafted["index scores"] == alone["index scores"]

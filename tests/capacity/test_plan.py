@@ -5,7 +5,7 @@ import pytest
 from capacity.cards import GPUS
 from capacity.memory import weights_of
 from capacity.plan import Asked, plan, shipped_costs
-from capacity.shapes import DEEPSEEK_R1
+from capacity.shapes import DEEPSEEK_R1, DEEPSEEK_V32
 from engine.model.config import parse_model_config
 from engine.model.quantization import AT_LOAD, Quantization, Stored
 from mesh.errors import ConfigError
@@ -130,3 +130,14 @@ def test_a_card_without_fp8_multiplies_in_bf16() -> None:
 def test_what_cannot_be_planned_is_one_sentence(change: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         plan(R1, replace(EIGHT, **change))  # type: ignore[arg-type]
+
+
+def test_a_model_with_indexers_is_planned_flat_in_context() -> None:
+    v32 = parse_model_config(DEEPSEEK_V32)
+    short, long = (plan(v32, replace(EIGHT, prompt_tokens=prompt)) for prompt in (3500, 120_000))
+    dense = plan(R1, replace(EIGHT, prompt_tokens=120_000)).costs.costs
+    costs = long.costs.costs
+    assert short.kv_token_bytes == 61 * (1152 + 132) and costs.selected_tokens == 2048
+    assert costs.decode_ms(8) < 1.1 * short.costs.costs.decode_ms(8) and costs.decode_ms(64) < dense.decode_ms(64) / 2
+    # Prompts are attended to in the wider, absorbed form.
+    assert costs.prefill_ms(2000) > dense.prefill_ms(2000) and costs.prefill_ms(120_000) < dense.prefill_ms(120_000) / 2

@@ -40,6 +40,24 @@ def test_context_beyond_what_was_measured_lengthens_a_step() -> None:
     assert costs.step_ms(8, 1_008_000, 0.0) == pytest.approx(26.0)
 
 
+def test_context_beyond_a_selection_costs_its_scores_alone() -> None:
+    costs = msgspec.structs.replace(
+        STEPS, decode_context_tokens=1000.0, decode_context_ms=20.0, selected_tokens=2000.0, index_context_ms=1.0
+    )
+    assert costs.step_ms(8, 8 * 1000, 0.0) == 24.0
+    # 1,000 tokens more are attended to and scored, and no more than these are attended to.
+    assert costs.step_ms(8, 8 * 2000, 0.0) == pytest.approx(24 + 8 * (0.02 + 0.001))
+    assert costs.step_ms(8, 8 * 102_000, 0.0) == pytest.approx(24 + 8 * (0.02 + 0.101))
+
+
+@given(st.integers(0, 5000), st.integers(1, 5000))
+def test_a_prompts_pairs_are_those_selected_and_those_scored(cached: int, tokens: int) -> None:
+    costs = CostModel(prefill_pairs_ms=30.0, selected_tokens=2000.0, index_pairs_ms=2.0)
+    places = [place + 0.5 for place in range(cached, cached + tokens)]
+    expected = sum(1000 / 5000 + (min(place, 2000) * 30.0 + place * 2.0) / 1e6 for place in places)
+    assert costs.prefill_ms(tokens, cached) == pytest.approx(expected, rel=1e-6)
+
+
 def test_decoding_with_prompts_adds_its_share_of_a_step() -> None:
     assert STEPS.step_ms(8, 0, 100.0) == 124.0
     costs = msgspec.structs.replace(STEPS, decode_beside_prompts=0.25)

@@ -33,7 +33,7 @@ def shape(name: str, experts: str, drafts: int = 0) -> ModelConfig:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("weights", ["quantized", "dequantized"])
 @pytest.mark.parametrize("experts", ["fp8", "w4a8", "nvfp4", "bf16"])
-@pytest.mark.parametrize("name", ["r1", "moonlight", "glm-flash"])
+@pytest.mark.parametrize("name", ["r1", "moonlight", "glm-flash", "v32", "glm-5"])
 def test_reckoned_weights_are_those_of_the_model(name: str, experts: str, weights: KeptWeights, layout: Layout) -> None:
     config = shape(name, experts, drafts=1)
     exchange = Alone(Place(layout))
