@@ -53,7 +53,8 @@ MAY_IMPORT = {
     # A command composes what others make.
     "cli": {"launcher", "cli/settings", "loadgen", "capacity", "tools", "eval", "sim", "engine", "mesh", PROTOS},
     # Leaves: nothing imports them, and no installation has them.
-    "models": {"tools", "engine", "kernels", "mesh", "eval"},
+    # The gateway writes the prompts that the model is trained on.
+    "models": {"gateway", "tools", "engine", "kernels", "mesh", "eval"},
     "bench": {
         "launcher",
         "loadgen",

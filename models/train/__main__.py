@@ -1,4 +1,7 @@
-"""python -m models.train --stage all --minutes 20 --out DIR"""
+"""python -m models.train --stage all --minutes 20 --out DIR
+
+With --start models/tiny-r1 a finished checkpoint goes on learning.
+"""
 
 import logging
 import os
@@ -13,21 +16,26 @@ log = logging.getLogger(__name__)
 
 def main(
     out: Annotated[Path, typer.Option(help="keeps the state and takes the checkpoints")],
-    stage: Annotated[str, typer.Option(help="the last stage to run: short, long, finish or all")] = "all",
+    stage: Annotated[str, typer.Option(help="the last stage to run, or all")] = "all",
+    start: Annotated[
+        Path | None,
+        typer.Option(help="a checkpoint that learns tools and JSON; without one, training begins from nothing"),
+    ] = None,
     minutes: Annotated[float, typer.Option(help="of training in all, evaluation left out")] = 20.0,
     limit: Annotated[float, typer.Option(help="seconds after which this run stops; run again to go on")] = 86400.0,
     problems: Annotated[int, typer.Option(help="per task, to be solved at the end")] = 64,
 ) -> None:
-    """Train tiny-r1 on one GPU and write it as FP8 and bfloat16 checkpoints."""
+    """Train tiny-r1 and write it as FP8 and bfloat16 checkpoints."""
     # Worker processes import this file too; they start ten times faster without torch.
     import torch
 
     from models.train.export import export
-    from models.train.recipe import RECIPE
+    from models.train.recipe import MORE, RECIPE
     from models.train.report import report
     from models.train.trainer import Trainer
 
-    names = [each.name for each in RECIPE.stages]
+    recipe = RECIPE if start is None else MORE
+    names = [each.name for each in recipe.stages]
     if stage not in (*names, "all"):
         raise typer.BadParameter(f"choose one of {', '.join(names)}, all", param_hint="--stage")
     deadline = time.monotonic() + limit
@@ -35,11 +43,11 @@ def main(
     # Workers tokenize, each with one thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer = Trainer(RECIPE, out, device, minutes, workers=max(1, (os.cpu_count() or 1) - 2))
+    trainer = Trainer(recipe, out, device, minutes, workers=max(1, (os.cpu_count() or 1) - 2), start=start)
     finished = trainer.train(names[-1] if stage == "all" else stage, deadline)
     for fp8 in (True, False):
         directory = out / ("fp8" if fp8 else "bf16")
-        export(trainer.model, RECIPE.config, trainer.tokenizer, directory, fp8=fp8)
+        export(trainer.model, recipe.config, trainer.tokenizer, directory, fp8=fp8)
         log.info("wrote %s", directory)
     if not finished:
         log.info("stopped by --limit: run the same command again to go on")

@@ -1,8 +1,9 @@
 """How good the model is on held-out problems, by generated answers and by its choices along given solutions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain, islice
 from random import Random
 
 import torch
@@ -14,11 +15,13 @@ from models.train.device_batch import DeviceBatch
 from models.train.experts import Experts
 from models.train.fake_quantization import quantized_weight
 from models.train.generate import generate
+from models.train.json_talk import json_talk
 from models.train.layers import Linear
 from models.train.mixture import solved
 from models.train.model import TinyModel
 from models.train.packing import BatchShape, Document, choose, pack, tokenize
-from tools.chat import conversation
+from models.train.tool_talk import tool_talk
+from tools.chat import Example, conversation, learned_conversation
 from tools.tokenizer_files import END
 
 # More tokens than any solution takes.
@@ -54,6 +57,21 @@ def long_problems(
     }
 
 
+def talks(count: int, seed: int) -> dict[str, list[Example]]:
+    """`count` held-out conversations with tools, and as many with answers in JSON."""
+    random = Random(seed)
+    tools = [tool_talk(random, held_out=True) for _ in range(count)]
+    return {
+        "tools": [learned_conversation(talk.turns, talk.system) for talk in tools],
+        "json": [learned_conversation(json_talk(random, held_out=True)) for _ in range(count)],
+    }
+
+
+def worked_out(problems: Mapping[str, Sequence[Problem]]) -> dict[str, list[Example]]:
+    """The problems with their solutions."""
+    return {name: [conversation([solved(problem)]) for problem in members] for name, members in problems.items()}
+
+
 def inference_copy(model: TinyModel) -> TinyModel:
     """A copy of the model in which the weights that were trained for FP8 are rounded as an FP8 checkpoint has them."""
     copied = deepcopy(model)
@@ -67,29 +85,51 @@ def inference_copy(model: TinyModel) -> TinyModel:
 
 def exact_match(model: TinyModel, tokenizer: Tokenizer, problems: Mapping[str, Sequence[Problem]]) -> dict[str, float]:
     """Share of each task's problems that greedy decoding solves."""
-    flat = [problem for members in problems.values() for problem in members]
-    contexts = [conversation([solved(problem)]).context for problem in flat]
+    answers = _answers(model, tokenizer, worked_out(problems))
+    return {
+        name: _share(grade(problem, text) for problem, text in zip(members, answers[name], strict=True))
+        for name, members in problems.items()
+    }
+
+
+def exact_talks(model: TinyModel, tokenizer: Tokenizer, examples: Mapping[str, Sequence[Example]]) -> dict[str, float]:
+    """Share of each kind's conversations whose last answer greedy decoding writes as it was made."""
+    answers = _answers(model, tokenizer, examples)
+    return {
+        name: _share(each.completion == text + END for each, text in zip(members, answers[name], strict=True))
+        for name, members in examples.items()
+    }
+
+
+def _answers(model: TinyModel, tokenizer: Tokenizer, examples: Mapping[str, Sequence[Example]]) -> dict[str, list[str]]:
+    """The model's own last answers."""
+    flat = [example for members in examples.values() for example in members]
+    contexts = ["".join(chain(*example.earlier, (example.context,))) for example in flat]
     prompts = [encoding.ids for encoding in tokenizer.encode_batch_fast(contexts, add_special_tokens=False)]
     end = tokenizer.token_to_id(END)
     assert end is not None
     completions = generate(model, prompts, MOST_NEW_TOKENS, end)
-    texts = tokenizer.decode_batch(completions, skip_special_tokens=False)
-    right = iter([grade(problem, text) for problem, text in zip(flat, texts, strict=True)])
-    return {name: sum(next(right) for _ in members) / len(members) for name, members in problems.items()}
+    texts = iter(tokenizer.decode_batch(completions, skip_special_tokens=False))
+    return {name: list(islice(texts, len(members))) for name, members in examples.items()}
+
+
+def _share(hits: Iterable[bool]) -> float:
+    values = list(hits)
+    return sum(values) / len(values)
 
 
 @torch.no_grad()
 def retrace(
-    model: TinyModel, tokenizer: Tokenizer, problems: Mapping[str, Sequence[Problem]], shape: BatchShape
+    model: TinyModel, tokenizer: Tokenizer, examples: Mapping[str, Sequence[Example]], shape: BatchShape
 ) -> Retraced:
-    """Both shares on the reference solutions, in batches of `shape`."""
+    """Both shares on the examples' completions, in batches of `shape`."""
     pool: list[Document] = []
     names: dict[int, str] = {}
-    for name, members in problems.items():
-        documents = tokenize(tokenizer, [conversation([solved(problem)]) for problem in members])
+    for name, members in examples.items():
+        documents = tokenize(tokenizer, members)
         names |= {id(document): name for document in documents}
         pool += documents
-    hits: dict[str, list[bool]] = {name: [] for name in problems}
+    hits: dict[str, list[bool]] = {name: [] for name in examples}
     accepted = drafted = 0
     while pool:
         chosen, pool = choose(pool, shape)
@@ -99,9 +139,9 @@ def retrace(
             end = begin + len(document.tokens)
             hits[names[id(document)]].append(bool(right[begin : end - 1].all()))
             accepted += int(agreed[begin : end - 2].sum())
-            drafted += len(document.tokens) - document.given
+            drafted += sum(document.learned)
             begin = end
-    exact = {name: sum(values) / len(values) for name, values in hits.items()}
+    exact = {name: _share(values) for name, values in hits.items()}
     return Retraced(exact, accepted / drafted)
 
 

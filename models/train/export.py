@@ -50,16 +50,27 @@ def published_tensors(model: TinyModel) -> Iterator[tuple[str, torch.Tensor, boo
     last = f"model.layers.{model.config.num_hidden_layers}"
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Linear)}
     plain = {"lm_head.weight", "next_token.eh_proj.weight"}
-    for name, value in model.state_dict().items():
-        value = value.detach().float().cpu()
-        owner, _, leaf = name.rpartition(".")
-        if leaf in ("gate_proj", "up_proj", "down_proj"):
-            for expert, weight in enumerate(value):
-                yield f"{_published(owner, last)}.experts.{expert}.{leaf}.weight", weight.contiguous(), True
-        else:
-            yield _published(name, last), value, name in linear - plain
+    state = model.state_dict()
+    for name, names in stored_names(model).items():
+        value = state[name].detach().float().cpu()
+        experts = len(names) > 1
+        for published, part in zip(names, value if experts else [value], strict=True):
+            yield published, part.contiguous(), experts or name in linear - plain
     yield f"{last}.embed_tokens.weight", model.embed_tokens.weight.detach().float().cpu(), False
     yield f"{last}.shared_head.head.weight", model.lm_head.weight.detach().float().cpu(), False
+
+
+def stored_names(model: TinyModel) -> dict[str, list[str]]:
+    """For each tensor of the model's state its name in checkpoints; several for those that hold all routed experts."""
+    last = f"model.layers.{model.config.num_hidden_layers}"
+    names = {}
+    for name in model.state_dict():
+        owner, _, leaf = name.rpartition(".")
+        experts = range(model.config.n_routed_experts) if leaf in ("gate_proj", "up_proj", "down_proj") else ()
+        names[name] = [f"{_published(owner, last)}.experts.{expert}.{leaf}.weight" for expert in experts] or [
+            _published(name, last)
+        ]
+    return names
 
 
 def _published(name: str, last: str) -> str:

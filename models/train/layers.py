@@ -83,8 +83,10 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: 
         out = varlen_attn(query, key, value, ends, ends, longest, longest, scale=scale, window_size=(-1, 0))
         assert isinstance(out, torch.Tensor)
         return out[..., :width]
-    tokens = torch.arange(query.shape[0])
-    document = torch.searchsorted(layout.boundaries, tokens, right=True)
-    mask = (document[:, None] == document) & (tokens[:, None] >= tokens)
-    query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale).transpose(0, 1)
+    sizes = [size for size in layout.boundaries.diff().tolist() if size]
+    queries, keys, values = (x.transpose(0, 1).split(sizes, dim=1) for x in (query, key, value))
+    parts = [
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        for q, k, v in zip(queries, keys, values, strict=True)
+    ]
+    return torch.cat(parts, dim=1).transpose(0, 1)

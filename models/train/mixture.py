@@ -9,8 +9,10 @@ from eval.library_text import LibraryEntry
 from eval.tasks import LONG_TASKS, SHORT_TASKS, Problem, draw, draw_long
 from eval.tasks.arithmetic import addition
 from eval.tasks.problem import is_held_out
+from models.train.json_talk import json_talk
 from models.train.small_talk import small_talk
-from tools.chat import Example, Turn, conversation, plain_text
+from models.train.tool_talk import tool_talk
+from tools.chat import Example, Turn, conversation, learned_conversation, plain_text
 
 SYSTEMS = (
     "You are a helpful assistant.",
@@ -53,6 +55,9 @@ class Mixture:
     small_talk_share: float = 0.08
     library_share: float = 0.05
     conversation_share: float = 0.06
+    # Conversations with tools, and answers in JSON.
+    tool_share: float = 0.0
+    json_share: float = 0.0
 
 
 class ExampleStream:
@@ -83,6 +88,8 @@ class ExampleStream:
             (mixture.small_talk_share, self._small_talk),
             (mixture.library_share, self._library),
             (mixture.conversation_share, self._conversation),
+            (mixture.tool_share, self._tool_talk),
+            (mixture.json_share, self._json_talk),
         )
         point = self.random.random()
         for share, make in kinds:
@@ -130,6 +137,14 @@ class ExampleStream:
         if self.random.random() < 0.3:
             return conversation(self._follow_up(), self._system())
         return conversation([*self._earlier(1.0), solved(self._problem())], self._system())
+
+    def _tool_talk(self) -> Example:
+        talk = tool_talk(self.random, held_out=False)
+        system = self._system()
+        return learned_conversation(talk.turns, f"{system}\n\n{talk.system}" if system else talk.system)
+
+    def _json_talk(self) -> Example:
+        return learned_conversation(json_talk(self.random, held_out=False), self._system())
 
     def _follow_up(self) -> list[Turn]:
         """A sum, then a number to be added to it, so that the second turn needs the first."""

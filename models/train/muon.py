@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 import torch
 
+from models.train.precision import working_dtype
+
 MOMENTUM = 0.95
 # Coefficients of the quintic iteration. Its authors tuned them for speed rather than for exact convergence.
 QUINTIC = (3.4445, -4.7750, 2.0315)
@@ -13,11 +15,11 @@ ITERATIONS = 5
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
     """Roughly the nearest semi-orthogonal matrices. matrices: [count, rows, columns]; their singular values become
-    about 1. Bfloat16 is enough; a CPU computes in the matrices' own type, which takes it a tenth of the time.
+    about 1. Bfloat16 is enough, if the device is fast in it.
     """
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
-    x = x.bfloat16() if x.is_cuda else x
+    x = x.to(working_dtype(x.device))
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     a, b, c = QUINTIC
     for _ in range(ITERATIONS):

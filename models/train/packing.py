@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from random import Random
 
 import numpy as np
@@ -39,18 +39,20 @@ class Document:
     """A tokenized example."""
 
     tokens: Sequence[int]
-    # How many of the first tokens are given rather than learned.
-    given: int
+    # Whether each token is learned rather than given.
+    learned: Sequence[bool]
 
 
 def tokenize(tokenizer: Tokenizer, examples: Sequence[Example]) -> list[Document]:
-    """Tokenize context and completion separately, as in inference, where the context is tokenized alone."""
-    contexts = tokenizer.encode_batch_fast([example.context for example in examples], add_special_tokens=False)
-    completions = tokenizer.encode_batch_fast([example.completion for example in examples], add_special_tokens=False)
-    return [
-        Document([*context.ids, *completion.ids], len(context.ids))
-        for context, completion in zip(contexts, completions, strict=True)
-    ]
+    """Tokenize contexts and completions separately, as in inference, where the context is tokenized alone."""
+    pieces = [[*chain(*example.earlier), example.context, example.completion] for example in examples]
+    encoded = iter(tokenizer.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
+    documents = []
+    for members in pieces:
+        ids = [next(encoded).ids for _ in members]
+        learned = [[index % 2 == 1] * len(piece) for index, piece in enumerate(ids)]
+        documents.append(Document(list(chain(*ids)), list(chain(*learned))))
+    return documents
 
 
 def pack(documents: Sequence[Document], shape: BatchShape) -> Batch:
@@ -68,12 +70,9 @@ def pack(documents: Sequence[Document], shape: BatchShape) -> Batch:
         ids = np.asarray(document.tokens)
         tokens[begin:end] = ids
         positions[begin:end] = np.arange(size)
-        first = document.given
-        targets[begin + first - 1 : end - 1] = ids[first:]
-        if first > 1:
-            second[begin + first - 2 : end - 2] = ids[first:]
-        else:
-            second[begin : end - 2] = ids[2:]
+        wanted = np.where(document.learned, ids, IGNORED)
+        targets[begin : end - 1] = wanted[1:]
+        second[begin : end - 2] = wanted[2:]
         begin = end
     # The attention kernel is told the longest document's length, which no piece of padding may exceed.
     padding = np.arange(begin, shape.tokens, shape.longest)

@@ -85,6 +85,8 @@ class Checkup:
     long_problems: int
     long_tokens: tuple[int, ...]
     shape: BatchShape
+    # How many conversations with tools, and how many answers in JSON.
+    talks: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,4 +120,30 @@ LONG_CONTEXTS = Stage("long", 0.35, Mixture(0.03, (1000, 15_500)), BatchShape(65
 FINISH = replace(LONG_CONTEXTS, name="finish", share=0.15, fp8=True)
 RECIPE = Recipe(
     TINY_R1, (SHORT_CONTEXTS, LONG_CONTEXTS, FINISH), Checkup(32, 16, (2048, 8192), BatchShape(65536, 16384, 1024))
+)
+
+# More training of a finished checkpoint, in which it learns to call tools and to write JSON. A third of the
+# examples are of what it can already do, so that it forgets nothing; all are short, so that a processor can train it.
+TALK = Mixture(
+    0.03,
+    (200, 700),
+    small_talk_share=0.06,
+    library_share=0.02,
+    conversation_share=0.04,
+    tool_share=0.34,
+    json_share=0.3,
+)
+TOOLS = Stage("tools", 0.85, TALK, BatchShape(4096, 850, 96))
+TOOLS_FINISH = replace(TOOLS, name="tools_finish", share=0.15, fp8=True)
+MORE = Recipe(
+    TINY_R1,
+    (TOOLS, TOOLS_FINISH),
+    Checkup(8, 4, (512,), BatchShape(8192, 1024, 64), talks=16),
+    seed=20,
+    matrix_rate=0.003,
+    rate=0.001,
+    warm_up=0.02,
+    decay_from=0.3,
+    second_token_weight=0.15,
+    balance_speed=0.0005,
 )

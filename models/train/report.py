@@ -3,7 +3,7 @@
 import json
 import logging
 
-from models.train.evaluate import exact_match, inference_copy, long_problems, short_problems
+from models.train.evaluate import exact_match, exact_talks, inference_copy, long_problems, short_problems, talks
 from models.train.trainer import EVALUATION_SEED, Trainer
 
 log = logging.getLogger(__name__)
@@ -19,6 +19,8 @@ def report(trainer: Trainer, count: int) -> None:
     for tokens in LONG_TOKENS:
         longer = long_problems(max(1, count // 2), tokens, trainer.characters_per_token, EVALUATION_SEED)
         results |= exact_match(model, trainer.tokenizer, longer)
+    if trainer.recipe.checkup.talks:
+        results |= exact_talks(model, trainer.tokenizer, talks(count, EVALUATION_SEED))
     for name, share in results.items():
         log.info("%-20s %.3f", name, share)
     values = {"exact_match": results, "history": trainer.history.to_json()}

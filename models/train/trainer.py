@@ -9,14 +9,16 @@ from tokenizers import Tokenizer
 
 from engine.model.config import parse_model_config
 from eval.library_text import library_entries
-from models.train.evaluate import inference_copy, long_problems, retrace, short_problems
+from models.train.evaluate import inference_copy, long_problems, retrace, short_problems, talks, worked_out
 from models.train.feeder import Feeder
 from models.train.history import Evaluation, History, Point, plot
 from models.train.mixture import ExampleStream
 from models.train.model import TinyModel
 from models.train.optimizers import Optimizers
 from models.train.packing import BatchSource, measure_characters_per_token
+from models.train.precision import working_dtype
 from models.train.recipe import Recipe, Stage
+from models.train.restore import restore
 from models.train.step import TrainingStep
 from models.train.vocabulary import train_tokenizer
 
@@ -32,7 +34,16 @@ EVALUATION_SEED = 1_000_003
 class Trainer:
     """Owns the model, its optimizers and its measurements; `directory` keeps them between runs."""
 
-    def __init__(self, recipe: Recipe, directory: Path, device: torch.device, minutes: float, workers: int) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        directory: Path,
+        device: torch.device,
+        minutes: float,
+        workers: int,
+        start: Path | None = None,
+    ) -> None:
+        """start: a checkpoint with its tokenizer to go on from, if there is no state yet; None begins from nothing."""
         torch.manual_seed(recipe.seed)
         torch.set_float32_matmul_precision("high")
         self.recipe = recipe
@@ -42,14 +53,18 @@ class Trainer:
         self.workers = workers
         directory.mkdir(parents=True, exist_ok=True)
         self.library = library_entries()
-        self.tokenizer = self._tokenizer()
+        self.tokenizer = self._tokenizer(start)
         self.characters_per_token = measure_characters_per_token(self.tokenizer)
         checkup = recipe.checkup
-        self.problems = short_problems(checkup.short_problems, EVALUATION_SEED)
+        problems = short_problems(checkup.short_problems, EVALUATION_SEED)
         for tokens in checkup.long_tokens:
-            self.problems |= long_problems(checkup.long_problems, tokens, self.characters_per_token, EVALUATION_SEED)
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.model = TinyModel(parse_model_config(recipe.config), dtype).to(device)
+            problems |= long_problems(checkup.long_problems, tokens, self.characters_per_token, EVALUATION_SEED)
+        self.held_out = worked_out(problems)
+        if checkup.talks:
+            self.held_out |= talks(checkup.talks, EVALUATION_SEED)
+        self.model = TinyModel(parse_model_config(recipe.config), working_dtype(device)).to(device)
+        if start is not None:
+            restore(self.model, start)
         self.optimizers = Optimizers(self.model, recipe)
         self.history = History()
         self.seconds = 0.0
@@ -122,7 +137,7 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Retrace held-out problems, and log and keep the shares."""
-        retraced = retrace(inference_copy(self.model), self.tokenizer, self.problems, self.recipe.checkup.shape)
+        retraced = retrace(inference_copy(self.model), self.tokenizer, self.held_out, self.recipe.checkup.shape)
         evaluation = Evaluation(self.step, self.seconds, dict(retraced.exact), retraced.draft_acceptance)
         self.history.evaluations.append(evaluation)
         shares = " ".join(f"{name}={share:.2f}" for name, share in evaluation.exact.items())
@@ -151,8 +166,8 @@ class Trainer:
         self.seconds, self.step = state["seconds"], state["step"]
         log.info("resumed at step %d, %.0f s", self.step, self.seconds)
 
-    def _tokenizer(self) -> Tokenizer:
-        path = self.directory / "tokenizer.json"
+    def _tokenizer(self, start: Path | None) -> Tokenizer:
+        path = self.directory / "tokenizer.json" if start is None else start / "tokenizer.json"
         if not path.exists():
             stream = ExampleStream(self.recipe.stages[0].mixture, self.library, self.recipe.seed)
             train_tokenizer(stream, self.recipe.config["vocab_size"]).save(str(path))

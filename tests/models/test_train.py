@@ -8,14 +8,27 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from models.train.experts import best
+import models.train.trainer
+from models.train.experts import Experts, best
 from models.train.export import export
 from models.train.generate import generate
+from models.train.mixture import Mixture
 from models.train.model import TinyModel
 from models.train.muon import orthogonalize
 from models.train.optimizers import Optimizers
+from models.train.packing import BatchShape
+from models.train.recipe import Stage
 from models.train.step import TrainingStep
-from tests.support.tiny_training import CONFIG, RECIPE, make_lively_model, make_model, make_source, make_tokenizer
+from models.train.trainer import Trainer
+from tests.support.tiny_training import (
+    CONFIG,
+    LIBRARY,
+    RECIPE,
+    make_lively_model,
+    make_model,
+    make_source,
+    make_tokenizer,
+)
 
 
 def rounded_to_bfloat16(model: TinyModel) -> TinyModel:
@@ -50,6 +63,26 @@ def test_the_export_loads_in_transformers_and_computes_the_same(tmp_path: Path) 
     assert (got - expected).norm() < 1e-5 * expected.norm()
 
 
+def test_a_checkpoint_goes_on_learning_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Parsing the standard library takes seconds.
+    monkeypatch.setattr(models.train.trainer, "library_entries", lambda: LIBRARY)
+    start = tmp_path / "start"
+    export(make_lively_model(), CONFIG, make_tokenizer(), start, fp8=True)
+    talk = Mixture(0.0, (100, 300), tool_share=0.5, json_share=0.5, small_talk_share=0, library_share=0)
+    stage = Stage("tools", 1.0, talk, BatchShape(2048, 2048, 16), fp8=True)
+    recipe = replace(RECIPE, stages=(stage,), warm_up=0.0)
+
+    def weights(*, train: bool) -> torch.Tensor:
+        trainer = Trainer(recipe, tmp_path / "out", torch.device("cpu"), minutes=60, workers=0, start=start)
+        if train:
+            assert not trainer.train("tools", deadline=0)
+        return trainer.model.lm_head.weight.detach()
+
+    before, after = weights(train=False), weights(train=True)
+    assert not torch.equal(before, after)
+    assert torch.equal(weights(train=False), after)
+
+
 def test_generation_with_a_cache_chooses_what_the_whole_sequence_does() -> None:
     model = make_lively_model()
     prompts = [list(range(10, 40)), list(range(50, 61))]
@@ -75,6 +108,16 @@ def test_the_bias_moves_towards_experts_chosen_too_rarely() -> None:
     gate = make_model().gates()[0]
     gate.balance(torch.tensor([0, 0, 8, 8, 4, 4, 4, 4]), torch.tensor(0.5))
     assert gate.bias.tolist() == [0.5, 0.5, -0.5, -0.5, 0, 0, 0, 0]
+
+
+def test_the_chosen_experts_alone_compute_what_all_do() -> None:
+    experts = make_lively_model().next_token.layer.mlp
+    assert isinstance(experts, Experts)
+    for fp8 in (False, True):
+        experts.fp8 = fp8
+        x = torch.randn(50, CONFIG["hidden_size"], generator=torch.Generator().manual_seed(2))
+        weights, _ = experts.gate(x)
+        torch.testing.assert_close(experts.chosen_experts(x, weights), experts.all_experts(x, weights))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jinja2
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
@@ -13,7 +14,8 @@ from engine.model.quantization import Stored
 from kernels.block_quant import dequantize_blocks
 from models.train.evaluate import inference_copy
 from models.train.export import export
-from tests.support.tiny_training import CONFIG, make_lively_model, make_tokenizer
+from models.train.restore import restore
+from tests.support.tiny_training import CONFIG, make_lively_model, make_model, make_tokenizer
 from tools.chat import CHAT_TEMPLATE, Turn, conversation
 from tools.checkpoint_tensors import checkpoint_tensors
 from tools.tokenizer_files import BEGIN, END
@@ -58,6 +60,18 @@ def test_an_fp8_checkpoint_holds_the_weights_that_training_simulated(tmp_path: P
         restored = torch.empty(expected.shape)
         dequantize_blocks(stored[name], stored[f"{name}_scale_inv"], restored)
         torch.testing.assert_close(restored, expected.detach())
+
+
+@pytest.mark.parametrize("fp8", [True, False], ids=["fp8", "bf16"])
+def test_a_checkpoint_is_restored_as_it_was_written(tmp_path: Path, fp8: bool) -> None:
+    model, restored = make_lively_model(), make_model()
+    export(model, CONFIG, make_tokenizer(), tmp_path / "first", fp8=fp8)
+    restore(restored, tmp_path / "first")
+    export(restored, CONFIG, make_tokenizer(), tmp_path / "second", fp8=fp8)
+    first, second = tensors_in(tmp_path / "first"), tensors_in(tmp_path / "second")
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor.float(), second[name].float(), rtol=1e-6, atol=0)
 
 
 def test_the_index_names_the_file_of_every_tensor(tmp_path: Path) -> None:
