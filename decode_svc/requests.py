@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.protocol.messages import Output, Submit
-from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
+from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import Submission
 from mesh.domain.sampling import StopConditions
 from mesh.domain.shares import ONE_TENANT, Share
@@ -27,7 +27,7 @@ class OutputSlice(NamedTuple):
     # One entry for each token if the request asked for them.
     logprobs: Sequence[Logprobs]
     # Set with the first token: prompt tokens that were found in a cache.
-    cached_tokens: int | None
+    cached: CachedTokens | None
     terminal: Terminal | None
     # Whether some tokens so far were accepted in place of others that were drawn.
     relaxed: bool = False
@@ -56,7 +56,7 @@ class Request:
     token_weight: int = 1
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     logprobs: list[Logprobs] = field(default_factory=list)
-    cached_tokens: int | None = None
+    cached: CachedTokens | None = None
     prompt_logprobs: PromptLogprobs | None = None
     terminal: Terminal | None = None
     # Whether some tokens were accepted in place of others that were drawn.
@@ -90,7 +90,8 @@ class Request:
         if output.logprobs is not None:
             self.logprobs.extend(output.logprobs)
         if output.cached_tokens is not None:
-            self.cached_tokens = output.cached_tokens
+            host, stored = output.host_cached_tokens or 0, output.store_cached_tokens or 0
+            self.cached = CachedTokens(output.cached_tokens, host, stored)
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self.relaxed |= output.relaxed
@@ -116,7 +117,7 @@ class Request:
             first_position=self.prompt_tokens + start,
             token_ids=self.token_ids[start:end],
             logprobs=self.logprobs[start:end],
-            cached_tokens=self.cached_tokens if start == 0 < end else None,
+            cached=self.cached if start == 0 < end else None,
             terminal=terminal,
             relaxed=self.relaxed,
             prompt_logprobs=self.prompt_logprobs if start == 0 < end else None,

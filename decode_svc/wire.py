@@ -43,7 +43,7 @@ def step_frame(frame: Frame) -> decode_pb2.AttachResponse:
         message.first_position = output.first_position
         message.token_ids.extend(output.token_ids)
         # Few outputs have any of these; most have one token and nothing else.
-        if output.logprobs or output.cached_tokens is not None or output.terminal is not None or output.relaxed:
+        if output.logprobs or output.cached is not None or output.terminal is not None or output.relaxed:
             _add_rest(message, output)
     return response
 
@@ -90,6 +90,7 @@ def first_output(key: int, position: int, first: prefill_pb2.PrefillFirstToken) 
         logprobs=[wire.logprobs(first.logprobs)] if first.HasField("logprobs") else None,
         cached_tokens=first.worker_cached_tokens + first.store_cached_tokens,
         store_cached_tokens=first.store_cached_tokens,
+        host_cached_tokens=first.host_cached_tokens,
         prompt_logprobs=wire.prompt_logprobs(first.prompt_logprobs) if first.HasField("prompt_logprobs") else None,
         drafts_end=first.drafts_end if first.HasField("drafts_end") else None,
     )
@@ -98,8 +99,10 @@ def first_output(key: int, position: int, first: prefill_pb2.PrefillFirstToken) 
 def _add_rest(message: decode_pb2.RequestOutput, output: OutputSlice) -> None:
     if output.logprobs:
         message.logprobs.extend(wire.logprobs_message(each) for each in output.logprobs)
-    if output.cached_tokens is not None:
-        message.cached_tokens = output.cached_tokens
+    if output.cached is not None:
+        message.cached_tokens = output.cached.tokens
+        message.host_cached_tokens = output.cached.from_host
+        message.store_cached_tokens = output.cached.from_stores
     if isinstance(output.terminal, FinishReason):
         message.finished = wire.finish_reason_number(output.terminal)
     elif output.terminal is not None:

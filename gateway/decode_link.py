@@ -18,6 +18,7 @@ from gateway.generation import Generation
 from gateway.outbox import Outbox
 from mesh.channel import Channels
 from mesh.domain import wire as domain_wire
+from mesh.domain.outputs import CachedTokens
 from mesh.domain.placement import Placement
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest, LeaseConflict, MeshError, Retry, ShuttingDown, WorkerLost
@@ -272,7 +273,7 @@ class DecodeLink:
                     output.first_position,
                     output.token_ids,
                     [domain_wire.logprobs(each) for each in logprobs] if logprobs else (),
-                    output.cached_tokens if output.HasField("cached_tokens") else None,
+                    _cached(output) if output.HasField("cached_tokens") else None,
                     output.relaxed,
                 )
             if output.WhichOneof("terminal") is not None:
@@ -294,3 +295,7 @@ class DecodeLink:
         if failed:
             _log.error("link failed", exc_info=task.exception(), extra={"fields": {"worker": self.target.worker_id}})
         self.lose("its link failed" if failed else "the gateway left it")
+
+
+def _cached(output: decode_pb2.RequestOutput) -> CachedTokens:
+    return CachedTokens(output.cached_tokens, output.host_cached_tokens, output.store_cached_tokens)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.tools import ToolCallDelta
-from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
+from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs, PromptLogprobs
 
 # Most values in a prompt's log probabilities that the event loop may write; more take tens of milliseconds.
 LONG_REPORT = 8192
@@ -14,8 +14,12 @@ LONG_REPORT = 8192
 class Usage:
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
+    cached: CachedTokens
     reasoning_tokens: int
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.cached.tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gateway.delta import Delta, Finish, ScoredPrompt, Usage
 from gateway.prepared import Prepared
 from gateway.rounds import CallAt, Wakeup
 from gateway.transcript import Passage
-from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
+from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, SlowClient
 from mesh.metrics import GATEWAY_ITL_SECONDS
@@ -35,7 +35,7 @@ class Generation:
         self.request = prepared.request
         # On the event loop's clock, in seconds.
         self.deadline = deadline
-        self.cached_tokens = 0
+        self.cached = CachedTokens()
         # Whether some tokens were accepted in place of others that the seed gives.
         self.relaxed = False
         # Whether the prompt's log probabilities were asked for and have not arrived yet.
@@ -122,7 +122,7 @@ class Generation:
         first_position: int,
         token_ids: Sequence[int],
         logprobs: Sequence[Logprobs] = (),
-        cached_tokens: int | None = None,
+        cached: CachedTokens | None = None,
         relaxed: bool = False,
     ) -> None:
         """Append tokens and drop those already received. A gap is a bug in the mesh and fails the generation."""
@@ -133,8 +133,8 @@ class Generation:
             return
         if ahead < 0:
             token_ids, logprobs = token_ids[-ahead:], logprobs[-ahead:]
-        if cached_tokens is not None and not received:
-            self.cached_tokens = cached_tokens
+        if cached is not None and not received:
+            self.cached = cached
         self.relaxed |= relaxed
         if token_ids:
             self._note_arrival()
@@ -267,4 +267,9 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Token counts up to what was drained."""
-        return Usage(self._prompt_tokens, self._read, self.cached_tokens, self._transcript.reasoning_tokens)
+        return Usage(self._prompt_tokens, self._read, self.cached, self._transcript.reasoning_tokens)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose KV was found in a cache."""
+        return self.cached.tokens

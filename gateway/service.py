@@ -228,6 +228,8 @@ def _finished(finish: Finish) -> gateway_pb2.GenerateResponse:
                 completion_tokens=usage.completion_tokens,
                 cached_tokens=usage.cached_tokens,
                 reasoning_tokens=usage.reasoning_tokens,
+                host_cached_tokens=usage.cached.from_host,
+                store_cached_tokens=usage.cached.from_stores,
             ),
         )
     )

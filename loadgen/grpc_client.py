@@ -80,7 +80,9 @@ class GrpcClient:
             case "finished":
                 record.finished_s = now_s
                 record.output_tokens = response.finished.usage.completion_tokens
-                record.cached_tokens = response.finished.usage.cached_tokens
+                usage = response.finished.usage
+                record.cached_tokens, record.host_cached_tokens = usage.cached_tokens, usage.host_cached_tokens
+                record.store_cached_tokens = usage.store_cached_tokens
 
 
 def _prompt(job: Job) -> gateway_pb2.Prompt:

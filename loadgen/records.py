@@ -28,6 +28,9 @@ class RequestRecord:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    # How many of these came from workers' host memory, and from KV stores.
+    host_cached_tokens: int = 0
+    store_cached_tokens: int = 0
     # What kind of failure, e.g. "UNAVAILABLE" or "http_429", and its message.
     error: str | None = None
     error_message: str | None = None

@@ -87,6 +87,7 @@ def _totals(report: Report) -> list[tuple[str, str]]:
         ("input tokens/s", f"{summary.input_tokens_per_second:.1f}"),
         ("output tokens/s", f"{summary.output_tokens_per_second:.1f}"),
         ("cached tokens", _hits(summary.cached_tokens, summary.input_tokens)),
+        *_by_tier(summary),
         *((f"cached, {each.turns}", _hits(each.cached_tokens, each.input_tokens)) for each in summary.by_turn),
     ]
     if report.interrupted:
@@ -97,6 +98,12 @@ def _totals(report: Report) -> list[tuple[str, str]]:
         good = summary.goodput
         totals.append(("goodput, requests/s", f"{good.requests_per_second:.2f} ({good.share:.1%})"))
     return totals
+
+
+def _by_tier(summary: Summary) -> list[tuple[str, str]]:
+    """What did not come from KV pools, by where it came from."""
+    tiers = (("host memory", summary.host_cached_tokens), ("KV stores", summary.store_cached_tokens))
+    return [(f"cached, from {tier}", _hits(tokens, summary.input_tokens)) for tier, tokens in tiers if tokens]
 
 
 def _hits(cached_tokens: int | None, input_tokens: int) -> str:

@@ -64,6 +64,9 @@ class Summary:
     input_tokens: int
     output_tokens: int
     cached_tokens: int
+    # How many of these came from workers' host memory, and from KV stores; 0 if the endpoint does not say.
+    host_cached_tokens: int
+    store_cached_tokens: int
     input_tokens_per_second: float
     output_tokens_per_second: float
     # Each is None if no request has the quantity.
@@ -136,6 +139,8 @@ def summarize(records: Sequence[RequestRecord], objectives: Objectives) -> Summa
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         cached_tokens=sum(record.cached_tokens or 0 for record in completed),
+        host_cached_tokens=sum(record.host_cached_tokens for record in completed),
+        store_cached_tokens=sum(record.store_cached_tokens for record in completed),
         input_tokens_per_second=_rate(input_tokens, elapsed_s),
         output_tokens_per_second=_rate(output_tokens, elapsed_s),
         ttft_ms=_ttft(completed),

@@ -52,6 +52,7 @@ def _first_token(output: Output) -> prefill_pb2.PrefillFirstToken:
         logprobs=wire.logprobs_message(output.logprobs[0]) if output.logprobs else None,
         worker_cached_tokens=(output.cached_tokens or 0) - stored,
         store_cached_tokens=stored,
+        host_cached_tokens=output.host_cached_tokens or 0,
         prompt_logprobs=None if scores is None else wire.prompt_logprobs_message(scores),
         drafts_end=output.drafts_end,
     )

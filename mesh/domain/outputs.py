@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -17,6 +17,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     # The client, or the gateway on its behalf, cancelled it.
     CANCELLED = "cancelled"
+
+
+class CachedTokens(NamedTuple):
+    """Prompt tokens whose KV was found in a cache: in all, and those of them from other memories than KV pools."""
+
+    tokens: int = 0
+    from_host: int = 0
+    from_stores: int = 0
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -62,10 +62,12 @@ async def test_a_first_token_goes_out_before_the_rank_knows() -> None:
         call = await called(running, gateway, prefill, sampling=Sampling(top_logprobs=1))
         top = [common_pb2.TokenLogprob(token_id=42, logprob=-0.5)]
         logprobs = common_pb2.PositionLogprobs(logprob=-0.5, top=top)
-        call.first_token(worker_cached_tokens=64, store_cached_tokens=64, logprobs=logprobs)
+        cached = {"worker_cached_tokens": 64, "store_cached_tokens": 64, "host_cached_tokens": 32}
+        call.first_token(**cached, logprobs=logprobs)
         request = gateway.requests[1]
         await gateway.until(lambda: request.tokens)
         assert (request.tokens, request.logprobs, request.cached_tokens) == ([42], [logprobs], 128)
+        assert request.cached_by_tier == (32, 64)
         assert (request.ended, rank_of(running).steps) == (False, 0)
     assert value_of(DECODE_OUTPUT_TOKENS) - tokens_before == 1
     assert value_of(DECODE_CACHED_TOKENS) - cached_before == 128

@@ -23,7 +23,8 @@ def test_the_rank_learns_of_the_prefill_workers_draft_layers(draft_layers: int) 
 
 @pytest.mark.parametrize("drafts_end", [None, 0, 3])
 def test_the_resume_state_says_where_draft_layers_end(drafts_end: int | None) -> None:
-    drawn = Output(0, 200, [11], cached_tokens=128, store_cached_tokens=64, drafts_end=drafts_end)
+    drawn = Output(0, 200, [11], cached_tokens=128, store_cached_tokens=64, host_cached_tokens=32)
+    drawn.drafts_end = drafts_end
     sent = response(drawn).first_token.SerializeToString()
     received = type(response(drawn).first_token).FromString(sent)
     assert first_output(0, 200, received) == drawn

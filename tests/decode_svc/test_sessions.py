@@ -5,7 +5,7 @@ from decode_svc.session import FRAME_TOKENS
 from decode_svc.sessions import GatewaySessions
 from decode_svc.wire import step_frame
 from engine.protocol.messages import Output, Refusal
-from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.shares import Share
 from mesh.errors import (
@@ -58,8 +58,8 @@ async def test_cached_tokens_come_with_the_first_token_alone() -> None:
         sessions.on_step(rank.step(rank.output(0)))
         frame = await attachment.next_frame()
         assert frame is not None
-        seen.append(frame.outputs[0].cached_tokens)
-    assert seen == [0, None]
+        seen.append(frame.outputs[0].cached)
+    assert seen == [CachedTokens(), None]
 
 
 async def test_a_frame_holds_a_bounded_number_of_tokens() -> None:

@@ -11,7 +11,7 @@ from gateway.generation import Generation
 from gateway.prepared import History, Prepared
 from gateway.reasoning import ReasoningStart
 from gateway.transcript import Transcript
-from mesh.domain.outputs import FinishReason, Logprobs
+from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.errors import InvalidRequest, SlowClient, WorkerLost
@@ -99,12 +99,12 @@ def test_a_gap_fails_the_generation() -> None:
 
 def test_cached_tokens_are_those_of_the_first_attempt() -> None:
     generation = make_generation()
-    generation.receive(3, [0], cached_tokens=2)
-    generation.receive(4, [1], cached_tokens=3)
+    generation.receive(3, [0], cached=CachedTokens(2, 1, 1))
+    generation.receive(4, [1], cached=CachedTokens(3))
     generation.finish(FinishReason.LENGTH)
     finish = generation.drain().finish
     assert finish is not None
-    assert finish.usage.cached_tokens == 2
+    assert finish.usage.cached == CachedTokens(2, 1, 1)
 
 
 def test_the_stop_token_counts_and_is_not_text() -> None:

@@ -13,11 +13,11 @@ from gateway.openai.form import Form
 from gateway.responses.body import ResponseRequest
 from gateway.responses.form import ResponsesForm
 from gateway.tools import ToolCallDelta
-from mesh.domain.outputs import FinishReason
+from mesh.domain.outputs import CachedTokens, FinishReason
 from tests.support.gateways import running_mesh
 from tests.support.oracle_texts import answering
 
-USAGE = Usage(1, 3, 0, 0)
+USAGE = Usage(1, 3, CachedTokens(), 0)
 DELTAS = [
     Delta([1], "", "", calls=[ToolCallDelta(0, '{"a": ', "c0", "weather")]),
     # The end of one call, text, and another call.

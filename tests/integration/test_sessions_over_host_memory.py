@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from engine.oracle.tokens import oracle_tokens
-from tests.support.mesh_requests import kill, prompt_of, tokens_of
+from tests.support.mesh_requests import ANSWER_SECONDS, kill, prompt_of, request_of, tokens_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 from tests.support.waiting import eventually
 
@@ -56,6 +56,18 @@ async def test_sessions_find_in_host_memory_what_pools_evicted(mesh: ProcessMesh
     assert written > SESSIONS
     assert read > SESSIONS
     await mesh.drained()
+
+
+async def test_usage_tells_what_came_from_host_memory(mesh: ProcessMesh) -> None:
+    before, found = prompt_of(600, 7001), 0
+    # Requests of other prompts push this one's blocks out of the pools.
+    for seed in range(8):
+        await asyncio.gather(*(tokens_of(mesh, prompt_of(600, 7100 + 100 * seed + each), 2) for each in range(10)))
+        call = mesh.gateway.Generate(request_of(before, 2), timeout=ANSWER_SECONDS)
+        usage = [message.finished.usage async for message in call if message.HasField("finished")][-1]
+        assert usage.host_cached_tokens <= usage.cached_tokens
+        found += usage.host_cached_tokens
+    assert found
 
 
 @pytest.mark.parametrize("victim", ["decode-0", "prefill-0"])

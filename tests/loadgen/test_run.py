@@ -52,7 +52,8 @@ class TinyGateway(gateway_pb2_grpc.GatewayServiceServicer):
         for _ in range(request.max_tokens):
             await asyncio.sleep(TOKEN_SECONDS)
             yield gateway_pb2.GenerateResponse(delta=gateway_pb2.GenerateDelta(text="a", token_count=1))
-        usage = common_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=request.max_tokens, cached_tokens=3)
+        cached = {"cached_tokens": 3, "host_cached_tokens": 2, "store_cached_tokens": 1}
+        usage = common_pb2.Usage(prompt_tokens=prompt_tokens, completion_tokens=request.max_tokens, **cached)
         yield gateway_pb2.GenerateResponse(finished=gateway_pb2.GenerateFinished(usage=usage))
 
 
@@ -135,6 +136,7 @@ async def test_a_gateway_is_measured_over_grpc() -> None:
     summary = report.summary
     assert (summary.completed, summary.errors) == (20, {})
     assert (summary.input_tokens, summary.output_tokens, summary.cached_tokens) == (240, 100, 60)
+    assert (summary.host_cached_tokens, summary.store_cached_tokens) == (40, 20)
     assert summary.tpot_ms is not None
     assert summary.tpot_ms.max > 0
     # The last of five tokens comes four pauses after the first; a busy machine may only bring the first one late.

@@ -76,9 +76,10 @@ async def test_a_prompt_is_accepted_computed_and_pushed() -> None:
         assert (submit.push.ticket, submit.push.held_blocks) == (make_ticket(150), 0)
         assert submit.fetch is not None
         assert (submit.fetch.store_id, submit.fetch.blocks) == ("s", 2)
-        first_token(running, 0, cached_tokens=128, store_cached_tokens=64)
+        first_token(running, 0, cached_tokens=128, store_cached_tokens=64, host_cached_tokens=32)
         message = (await caller.next()).first_token
         assert (message.token_id, message.worker_cached_tokens, message.store_cached_tokens) == (42, 64, 64)
+        assert message.host_cached_tokens == 32
         running.rank.emit(PushEnded(TRANSFER, 1536, "tcp"))
         done = (await caller.next()).done
         assert (done.pushed_bytes, done.transport) == (1536, "tcp")

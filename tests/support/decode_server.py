@@ -149,6 +149,8 @@ class ReceivedOutput:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[common_pb2.PositionLogprobs] = field(default_factory=list)
     cached_tokens: int | None = None
+    # How many of them came from host memory, and how many from stores.
+    cached_by_tier: tuple[int, int] = (0, 0)
     finished: int | None = None
     error: MeshError | None = None
 
@@ -168,6 +170,7 @@ class ReceivedOutput:
         if output.HasField("cached_tokens"):
             assert self.cached_tokens is None
             self.cached_tokens = output.cached_tokens
+            self.cached_by_tier = output.host_cached_tokens, output.store_cached_tokens
         if output.HasField("finished"):
             self.finished = output.finished
         elif output.HasField("failure"):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x65\x65pmesh/v1/common.proto\x12\x0b\x64\x65\x65pmesh.v1\"\xd2\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x02\x88\x01\x01\x12>\n\nlogit_bias\x18\n \x03(\x0b\x32*.deepmesh.v1.SamplingParams.LogitBiasEntry\x12%\n\x06\x64rafts\x18\x0b \x01(\x0e\x32\x15.deepmesh.v1.DraftUse\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x03\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_seedB\x0f\n\r_top_logprobsB\x15\n\x13_repetition_penaltyB\x12\n\x10_prompt_logprobs\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\"k\n\x10PositionLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.deepmesh.v1.TokenLogprob\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r*e\n\x08\x44raftUse\x12\x19\n\x15\x44RAFT_USE_UNSPECIFIED\x10\x00\x12\x11\n\rDRAFT_USE_OFF\x10\x01\x12\x14\n\x10\x44RAFT_USE_STRICT\x10\x02\x12\x15\n\x11\x44RAFT_USE_RELAXED\x10\x03*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x42\'\n\x0b\x64\x65\x65pmesh.v1P\x01Z\x16\x64\x65\x65pmesh/v1;deepmeshv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x65\x65pmesh/v1/common.proto\x12\x0b\x64\x65\x65pmesh.v1\"\xd2\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x02H\x02\x88\x01\x01\x12>\n\nlogit_bias\x18\n \x03(\x0b\x32*.deepmesh.v1.SamplingParams.LogitBiasEntry\x12%\n\x06\x64rafts\x18\x0b \x01(\x0e\x32\x15.deepmesh.v1.DraftUse\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x03\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05_seedB\x0f\n\r_top_logprobsB\x15\n\x13_repetition_penaltyB\x12\n\x10_prompt_logprobs\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\"k\n\x10PositionLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12&\n\x03top\x18\x02 \x03(\x0b\x32\x19.deepmesh.v1.TokenLogprob\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"\xa3\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\x12\x1a\n\x12host_cached_tokens\x18\x05 \x01(\r\x12\x1b\n\x13store_cached_tokens\x18\x06 \x01(\r*e\n\x08\x44raftUse\x12\x19\n\x15\x44RAFT_USE_UNSPECIFIED\x10\x00\x12\x11\n\rDRAFT_USE_OFF\x10\x01\x12\x14\n\x10\x44RAFT_USE_STRICT\x10\x02\x12\x15\n\x11\x44RAFT_USE_RELAXED\x10\x03*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x42\'\n\x0b\x64\x65\x65pmesh.v1P\x01Z\x16\x64\x65\x65pmesh/v1;deepmeshv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\013deepmesh.v1P\001Z\026deepmesh/v1;deepmeshv1'
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_DRAFTUSE']._serialized_start=792
-  _globals['_DRAFTUSE']._serialized_end=893
-  _globals['_FINISHREASON']._serialized_start=895
-  _globals['_FINISHREASON']._serialized_end=1019
+  _globals['_DRAFTUSE']._serialized_start=850
+  _globals['_DRAFTUSE']._serialized_end=951
+  _globals['_FINISHREASON']._serialized_start=953
+  _globals['_FINISHREASON']._serialized_end=1077
   _globals['_SAMPLINGPARAMS']._serialized_start=42
   _globals['_SAMPLINGPARAMS']._serialized_end=508
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=391
@@ -46,6 +46,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROB']._serialized_end=573
   _globals['_POSITIONLOGPROBS']._serialized_start=575
   _globals['_POSITIONLOGPROBS']._serialized_end=682
-  _globals['_USAGE']._serialized_start=684
-  _globals['_USAGE']._serialized_end=790
+  _globals['_USAGE']._serialized_start=685
+  _globals['_USAGE']._serialized_end=848
 # @@protoc_insertion_point(module_scope)

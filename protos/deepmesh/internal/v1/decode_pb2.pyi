@@ -155,7 +155,7 @@ class StepFrame(_message.Message):
     def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[RequestOutput, _Mapping]]] = ...) -> None: ...
 
 class RequestOutput(_message.Message):
-    __slots__ = ("stream_id", "attempt", "first_position", "token_ids", "logprobs", "cached_tokens", "finished", "failure", "relaxed", "prompt_logprobs")
+    __slots__ = ("stream_id", "attempt", "first_position", "token_ids", "logprobs", "cached_tokens", "finished", "failure", "relaxed", "prompt_logprobs", "host_cached_tokens", "store_cached_tokens")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +166,8 @@ class RequestOutput(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     RELAXED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STORE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     attempt: int
     first_position: int
@@ -176,4 +178,6 @@ class RequestOutput(_message.Message):
     failure: _failure_pb2.Failure
     relaxed: bool
     prompt_logprobs: _outputs_pb2.PromptLogprobs
-    def __init__(self, stream_id: _Optional[int] = ..., attempt: _Optional[int] = ..., first_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., relaxed: _Optional[bool] = ..., prompt_logprobs: _Optional[_Union[_outputs_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    host_cached_tokens: int
+    store_cached_tokens: int
+    def __init__(self, stream_id: _Optional[int] = ..., attempt: _Optional[int] = ..., first_position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_common_pb2.PositionLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., relaxed: _Optional[bool] = ..., prompt_logprobs: _Optional[_Union[_outputs_pb2.PromptLogprobs, _Mapping]] = ..., host_cached_tokens: _Optional[int] = ..., store_cached_tokens: _Optional[int] = ...) -> None: ...

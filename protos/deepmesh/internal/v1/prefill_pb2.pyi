@@ -60,20 +60,22 @@ class PrefillAccepted(_message.Message):
     def __init__(self, predicted_ttft_ms: _Optional[float] = ...) -> None: ...
 
 class PrefillFirstToken(_message.Message):
-    __slots__ = ("token_id", "logprobs", "worker_cached_tokens", "store_cached_tokens", "prompt_logprobs", "drafts_end")
+    __slots__ = ("token_id", "logprobs", "worker_cached_tokens", "store_cached_tokens", "prompt_logprobs", "drafts_end", "host_cached_tokens")
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     WORKER_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STORE_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_END_FIELD_NUMBER: _ClassVar[int]
+    HOST_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     token_id: int
     logprobs: _common_pb2.PositionLogprobs
     worker_cached_tokens: int
     store_cached_tokens: int
     prompt_logprobs: _outputs_pb2.PromptLogprobs
     drafts_end: int
-    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.PositionLogprobs, _Mapping]] = ..., worker_cached_tokens: _Optional[int] = ..., store_cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_outputs_pb2.PromptLogprobs, _Mapping]] = ..., drafts_end: _Optional[int] = ...) -> None: ...
+    host_cached_tokens: int
+    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.PositionLogprobs, _Mapping]] = ..., worker_cached_tokens: _Optional[int] = ..., store_cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[_outputs_pb2.PromptLogprobs, _Mapping]] = ..., drafts_end: _Optional[int] = ..., host_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
     __slots__ = ("pushed_bytes", "transport")
