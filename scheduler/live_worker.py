@@ -9,7 +9,7 @@ from mesh.domain.placement import PlacementKey
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.rank_choice import choose_rank
 from scheduler.placement.candidates import CandidateWorker, Unreported
-from scheduler.placement.placed_work import PlacedWork
+from scheduler.placement.placed_work import PlacedWork, placed_answers
 from scheduler.placement.prompts import JointPrompts
 from scheduler.prefix_index import Holders
 from scheduler.ranks import Rank
@@ -148,6 +148,7 @@ class Worker:
             unreported=rank.unreported,
             prompts_until=rank.prompts_until,
             last_prompt_step=rank.last_step,
+            answers=placed_answers([rank.answers]),
             ends=rank.known_ends(before.max_requests),
         )
 
@@ -208,6 +209,7 @@ class Worker:
             transfers=self.transfers,
             measured_at=self.ranks[0].measured_at,
             unreported=self.unreported,
+            answers=placed_answers([rank.answers for rank in self.ranks]),
         )
 
     def _candidate(self, index: int, rank: Rank) -> CandidateWorker:
@@ -231,5 +233,6 @@ class Worker:
             joint_prompts=self._joint_prompts(rank),
             step_began=rank.step_began,
             quiet_step_ms=rank.quiet_step_ms,
+            answers=placed_answers([rank.answers]),
             ends=rank.known_ends(max_requests),
         )

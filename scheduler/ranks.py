@@ -9,7 +9,7 @@ from mesh.domain.workers import PromptPace, RankStatus, TransferCounters, Worker
 from mesh.rank_choice import RankOutlook
 from scheduler.placement.candidates import MeasurementTimes, Measures, Unreported
 from scheduler.placement.estimates import measures, paced_token_ms, prompt_slowness
-from scheduler.placement.placed_work import Ends, PlacedWork
+from scheduler.placement.placed_work import Answers, PlacedWork
 from scheduler.placement.prompts import LastStep, last_step_of, steps_of
 
 # Longest time from a placement until its rank has the request, and from the end of a step until its report is here.
@@ -75,8 +75,8 @@ class Rank:
     last_step: LastStep = field(default_factory=LastStep)
     # Smoothed duration of steps without prompts, as far as reports tell; None before the first.
     quiet_step_ms: float | None = None
-    # The latest ends of requests that were placed here to decode and have not been reported as ended.
-    ends: Ends = field(default_factory=Ends)
+    # The answers of requests that were placed here to decode and have not been reported as ended.
+    answers: Answers = field(default_factory=Answers)
     # When it last reported a changed load.
     _load_at: float = float("-inf")
     # Values of `load` and `transfers`, with their ages.
@@ -121,8 +121,8 @@ class Rank:
             self.settle_placements_before(self._load_at - ON_ITS_WAY_SECONDS)
             self._load_at = now
         self.status, self._measures = status, None
-        if len(self.ends) > self.requests:
-            self.ends.forget_before(now - OVERDUE_SECONDS)
+        if len(self.answers) > self.requests:
+            self.answers.forget_before(now - OVERDUE_SECONDS)
         exact, sparse = status.load.exact_pace, status.load.sparse_prompts
         self._prefill_rate.observe(None if exact is None else exact.tokens_per_second, now)
         self._sparse_rate.observe(None if sparse is None else sparse.tokens_per_second, now)
@@ -159,15 +159,15 @@ class Rank:
         unknown.
         """
         reported = self.load.running_requests + self.load.waiting_requests
-        return () if self.requests < most or len(self.ends) < reported else self.ends.first(most)
+        return () if self.requests < most or len(self.answers) < reported else self.answers.latest_ends[:most]
 
     def add_placement(self, key: PlacementKey, now: float, work: PlacedWork, begins_at: float = 0.0) -> None:
         """begins_at: when the prompt begins; by default when the rank has computed the prompts before it."""
         self.settle_placement(key)
         self.placed[key] = (now, work)
         self.unreported += work.load
-        if work.ends_at is not None:
-            self.ends.add(key, work.ends_at)
+        if work.answer is not None:
+            self.answers.add(key, work.answer)
         if work.prompt_seconds:
             comes_at, tokens = max(now, work.comes_at), work.load.prefill_tokens
             until = max(comes_at, begins_at, self.prompts_until or now) + work.prompt_seconds
@@ -227,9 +227,9 @@ class Rank:
 
         False if nothing was known of it any more.
         """
-        had_end = self.ends.remove(key)
+        had_answer = self.answers.remove(key)
         if key not in self.placed:
-            return had_end
+            return had_answer
         placed_at, work = self.placed[key]
         if self.prompts_until is not None and placed_at >= self._load_at:
             self.prompts_until -= work.prompt_seconds

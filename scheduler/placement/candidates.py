@@ -12,6 +12,7 @@ from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.placement import PlacementQuery
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad
+from scheduler.placement.growth import NO_ANSWERS, PlacedAnswers
 from scheduler.placement.prompts import JointPrompts, LastStep, steps_of
 
 
@@ -140,6 +141,8 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     step_began: float | None = None
     # Duration of its steps without prompts; None if unknown.
     quiet_step_ms: float | None = None
+    # Those of its answers that this scheduler knows, because it placed them.
+    answers: PlacedAnswers = NO_ANSWERS
     # When its running requests end if each reaches its token limit, on that clock, ascending. Empty if it has a free
     # place, or if this scheduler does not know all of its requests.
     ends: Sequence[float] = ()

@@ -54,12 +54,14 @@ def decode_share(
     requests, most = candidate.requests, candidate.max_requests
     mean_tokens = request.mean_output_tokens or candidate.load.mean_output_tokens or constants.config.mean_output_tokens
     output_tokens = float(request.query.max_tokens) if mean_tokens > request.query.max_tokens else mean_tokens
-    room = slots_left(request.query.prompt_tokens + output_tokens, candidate, requests)
     running = batch(candidate)
     tpot_ms = step_ms(candidate, running + 1, pace, constants)
     output_ms = output_tokens * tpot_ms
     # The requests for whose ends this one waits are as long as the mean, even if this one may not be.
     others_tokens = mean_tokens if mean_tokens < inf else output_tokens
+    tokens_each = request.query.prompt_tokens + output_tokens
+    # Whether a request has to wait is decided by what is free now: some of the others end while the rest grow.
+    room = slots_left(tokens_each, inf, candidate, tpot_ms, now)
     drain_ms = others_tokens * tpot_ms / (1 if running < 1 else running if running < most else most)
     # On average half of a running step is left, and the worker's report is as old as that.
     boundary_ms = tpot_ms / 2 if requests else 0.0
@@ -89,7 +91,7 @@ def decode_share(
         tpot_ms=tpot_ms,
         output_ms=output_ms,
         drain_ms=drain_ms,
-        slots_left=room if room > 0 else 0,
+        slots_left=max(slots_left(tokens_each, mean_tokens, candidate, tpot_ms, now), 0),
         requests=requests,
         least_ms=wait_ms + output_ms,
     )

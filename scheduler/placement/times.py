@@ -226,13 +226,23 @@ def prompt_begins_ms(
     return (begins_at - comes_at) * 1000
 
 
-def slots_left(tokens_each: float, candidate: CandidateWorker, requests: int) -> int:
-    """How many more requests of that length fit. If negative, as many must end before there is room."""
+def slots_left(tokens_each: float, mean_tokens: float, candidate: CandidateWorker, token_ms: float, now: float) -> int:
+    """How many more requests of `tokens_each` tokens fit once those that run have grown to their expected lengths. If
+    negative, as many must end before there is room.
+
+    mean_tokens: mean length of an answer; infinite if growth does not count. token_ms: time of a token of each request.
+    """
     load, unreported = candidate.load, candidate.unreported
-    by_batch = candidate.max_requests - requests
+    by_batch = candidate.max_requests - candidate.requests
+    free_blocks = load.free_blocks - unreported.blocks
+    if mean_tokens < inf:
+        growth = candidate.answers.tokens_left(now, token_ms / 1000)
+        # When those of other schedulers began is not known: on average half of each is left.
+        growth += max(candidate.requests - len(candidate.answers), 0) * mean_tokens / 2
+        # Those that wait count below, with all their tokens.
+        free_blocks -= round(max(growth - load.waiting_requests * mean_tokens, 0) / BLOCK_TOKENS)
     # Waiting requests hold no blocks yet; they are assumed to be as long as this one.
-    by_blocks = (load.free_blocks - unreported.blocks) // blocks(tokens_each) - load.waiting_requests
-    return min(by_batch, by_blocks)
+    return min(by_batch, free_blocks // blocks(tokens_each) - load.waiting_requests)
 
 
 def step_ms(candidate: CandidateWorker, requests: float, pace: Pace, constants: Constants) -> float:

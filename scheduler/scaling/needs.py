@@ -36,7 +36,7 @@ def needs(
     computing = prefill or [worker for worker, _ in decode]
     prompts = _prompts(computing, [rates[each.identity.worker_id] for each in computing], demand, constants, objectives)
     output = mean_output_tokens or constants.config.mean_output_tokens
-    generations = _generations(decode, demand, output, constants, objectives, config)
+    generations = _generations(decode, demand, output, candidates.now, constants, objectives, config)
     return {
         WorkerRole.PREFILL: [prompts],
         WorkerRole.DECODE: [generations] if prefill else [generations, prompts],
@@ -63,12 +63,15 @@ def _generations(
     workers: Sequence[tuple[CandidateWorker, Pace]],
     demand: Demand,
     output_tokens: float,
+    now: float,
     constants: Constants,
     objectives: ObjectivesConfig,
     config: ScalingConfig,
 ) -> Need:
     tokens_each = demand.mean_prompt_tokens + output_tokens
-    capacities = [_capacity(worker, pace, tokens_each, constants, objectives) for worker, pace in workers]
+    capacities = [
+        _capacity(worker, pace, tokens_each, output_tokens, now, constants, objectives) for worker, pace in workers
+    ]
     per_replica = fmean(capacities) if capacities else config.requests_per_replica
     steps = [step_ms(worker, int(per_replica), pace, constants) for worker, pace in workers]
     seconds_each = output_tokens * (fmean(steps) if steps else constants.costs.decode_ms(1)) / 1000
@@ -81,11 +84,18 @@ def _generations(
 
 
 def _capacity(
-    worker: CandidateWorker, pace: Pace, tokens_each: float, constants: Constants, objectives: ObjectivesConfig
+    worker: CandidateWorker,
+    pace: Pace,
+    tokens_each: float,
+    output_tokens: float,
+    now: float,
+    constants: Constants,
+    objectives: ObjectivesConfig,
 ) -> float:
     """Requests that the worker can serve at once within its memory and the objective per token, at least one."""
     requests = worker.requests
-    slots = requests + slots_left(tokens_each, worker, requests)
+    token_ms = step_ms(worker, requests, pace, constants)
+    slots = requests + slots_left(tokens_each, output_tokens, worker, token_ms, now)
     if objectives.tpot_ms is not None:
         slots = min(slots, constants.costs.requests_within(objectives.tpot_ms / pace.slowness, max(1, slots)))
     return float(max(1, slots))

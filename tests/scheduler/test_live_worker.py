@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from mesh.domain.workers import (
     WorkerState,
 )
 from scheduler.placement.candidates import CandidateWorker, Unreported
-from scheduler.placement.placed_work import PlacedWork
+from scheduler.placement.placed_work import Answer, PlacedWork
 from tests.support.registries import SETTLE, hashes, make_registry
 from tests.support.scheduling import make_identity
 
@@ -46,7 +47,7 @@ class History:
             work.prompt_seconds,
             now + work.comes_at,
             None if work.begins_at is None else now + work.begins_at,
-            None if work.ends_at is None else now + work.ends_at,
+            None if work.answer is None else Answer(*(now + time for time in msgspec.structs.astuple(work.answer))),
         )
         self.registry.add_placement("decode-1", rank % self.ranks, (f"g{number}", 1), work)
 
@@ -105,7 +106,7 @@ works = st.builds(
     prompt_seconds=st.sampled_from([0.0, 0.01, 0.3]),
     comes_at=st.sampled_from([0.0, 0.1]),
     begins_at=st.none() | st.sampled_from([0.0, 0.2]),
-    ends_at=st.sampled_from([None, 0.5, 4.0]),
+    answer=st.sampled_from([None, Answer(0.0, 0.25, 0.5), Answer(0.5, 2.0, 4.0)]),
 )
 requests = st.integers(0, 2)
 events = st.one_of(
@@ -141,7 +142,7 @@ def test_what_was_asked_before_does_not_change_a_candidate(identity: WorkerIdent
 
 def test_an_end_counts_after_a_report_with_the_request() -> None:
     history = History(make_identity(max_requests=1))
-    history.is_given(0, 0, PlacedWork(Unreported(1, 640, 11), ends_at=4.0))
+    history.is_given(0, 0, PlacedWork(Unreported(1, 640, 11), answer=Answer(0.0, 2.0, 4.0)))
     history.waits(SETTLE)
     history.reports(WorkerState.SERVING, [RankStatus(WorkerLoad(running_requests=1), TransferCounters(), 0)])
     assert history.candidates()[0].ends == [history.clock.now - SETTLE + 4.0]

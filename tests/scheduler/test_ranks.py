@@ -10,7 +10,7 @@ from mesh.domain.workers import PromptPace, RankStatus, TransferCounters
 from scheduler.placement.candidates import Candidates, Unreported
 from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces
-from scheduler.placement.placed_work import PlacedWork
+from scheduler.placement.placed_work import Answer, PlacedWork
 from scheduler.ranks import OVERDUE_SECONDS, Rank
 from tests.support.scheduling import make_candidate, make_load, make_rank
 
@@ -105,7 +105,7 @@ def ends_of(rank: Rank, running: int, most: int) -> list[float]:
 def test_ends_are_known_if_all_requests_were_placed_here() -> None:
     rank = make_rank()
     for number, ends_at in enumerate((9.0, 7.0, 8.0)):
-        rank.add_placement((str(number), 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=ends_at))
+        rank.add_placement((str(number), 0), 0.0, PlacedWork(Unreported(1, 0, 1), answer=Answer(0.0, 1.0, ends_at)))
     rank.settle_placements_before(0.5)
     assert ends_of(rank, 3, 3) == [7.0, 8.0, 9.0]
     # It has room, or another scheduler's request.
@@ -117,12 +117,12 @@ def test_ends_are_known_if_all_requests_were_placed_here() -> None:
 
 def test_a_request_is_forgotten_once_it_must_have_ended() -> None:
     rank = make_rank()
-    rank.add_placement(("r", 0), 0.0, PlacedWork(Unreported(1, 0, 1), ends_at=0.5))
+    rank.add_placement(("r", 0), 0.0, PlacedWork(Unreported(1, 0, 1), answer=Answer(0.0, 0.4, 0.5)))
     rank.settle_placements_before(0.5)
     rank.observe(status(0), 1.0)
-    assert len(rank.ends) == 1
+    assert len(rank.answers) == 1
     rank.observe(status(0), 0.6 + OVERDUE_SECONDS)
-    assert len(rank.ends) == 0
+    assert len(rank.answers) == 0
 
 
 def test_steps_without_prompts_are_told_from_those_with_some() -> None:

@@ -31,7 +31,8 @@ def needed(
 
 def test_a_decode_worker_holds_requests_of_mean_length() -> None:
     generations, prompts = needed(Candidates([WORKER]))[WorkerRole.DECODE]
-    assert (generations.amount, generations.per_replica) == (10, 20)
+    # The ten that run are expected to take ten of the hundred free blocks.
+    assert (generations.amount, generations.per_replica) == (10, 19)
     assert prompts.amount == 1500
     assert prompts.per_replica == pytest.approx(2000)
 
