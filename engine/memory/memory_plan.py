@@ -10,6 +10,8 @@ CPU_POOL_BYTES = 1 << 30
 STAGED_BYTES_PER_HASH_BYTE = 16
 # Memory that CUDA and its libraries take in each process that computes on a GPU, unknown to torch.
 LIBRARY_BYTES = 1 << 30
+# Share of what steps take that the allocator loses between them, in pieces that no tensor fits.
+FRAGMENTATION = 0.1
 
 
 def left_of_share(total_bytes: int, share: float, taken_bytes: int) -> int:

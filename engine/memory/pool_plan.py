@@ -1,6 +1,6 @@
 """The size of a model's KV pool on its device, and of what must fit next to it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -8,11 +8,14 @@ from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.memory.free_memory import free_bytes
 from engine.memory.memory_plan import (
     CPU_POOL_BYTES,
+    FRAGMENTATION,
+    LEAST_POOL_PART,
     affordable_blocks,
     blocks_for_others,
     transfer_bytes,
 )
 from engine.memory.profiling import graph_bytes, workspace_bytes
+from engine.memory.rank_memory import draft_bytes, kept_bytes
 from engine.memory.room import check_room
 from engine.model.context import DeviceState
 from engine.model.model import Model
@@ -40,6 +43,15 @@ class PoolPlan:
     foreign_blocks: int
     # Tokens of the longest request: one that does not fit the pool alone would never end.
     context_tokens: int
+    # What is left for steps and for graphs; 0 if the configuration says how many blocks there are, and on a CPU.
+    workspace_bytes: int = 0
+    graph_bytes: int = 0
+
+    def with_blocks(self, blocks: int) -> "PoolPlan":
+        """The same with fewer blocks."""
+        foreign = min(self.foreign_blocks, blocks // LEAST_POOL_PART)
+        context_tokens = min(self.context_tokens, blocks * BLOCK_TOKENS)
+        return replace(self, total_blocks=blocks, foreign_blocks=foreign, context_tokens=context_tokens)
 
 
 def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
@@ -51,9 +63,11 @@ def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
     longest = model.config.max_position_embeddings
     if config.context_tokens is not None:
         longest = min(longest, config.context_tokens)
-    block_bytes = _block_bytes(model, resolved)
+    block_bytes, reserved = _block_bytes(model, resolved), NO_RESERVE
     if config.total_blocks is None:
-        blocks, foreign = _affordable_blocks(model, resolved, longest, block_bytes)
+        if resolved.device != "cpu":
+            reserved = _reserve(model, resolved, longest, block_bytes)
+        blocks, foreign = _affordable_blocks(model, resolved, longest, block_bytes, reserved)
     else:
         blocks = config.total_blocks
         foreign = _foreign_blocks(model, config, longest, blocks)
@@ -64,7 +78,8 @@ def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
     # same sizes, and a chunk that one rank offers to divide must have room on all.
     blocks, foreign = map(model.expert_group.least, (blocks, foreign))
     context_tokens = min(longest, blocks * BLOCK_TOKENS)
-    return PoolPlan(block_bytes, blocks, min(foreign, blocks_for(context_tokens)), context_tokens)
+    foreign = min(foreign, blocks_for(context_tokens))
+    return PoolPlan(block_bytes, blocks, foreign, context_tokens, reserved.workspace, reserved.graphs)
 
 
 def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, longest: int) -> DeviceState:
@@ -86,11 +101,12 @@ def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, long
     )
 
 
-def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> tuple[int, int]:
+def _affordable_blocks(
+    model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int, reserved: "_Reserve"
+) -> tuple[int, int]:
     """How many blocks the pool can have, and how many more there can be for prompts of other ranks."""
     config, on_cpu = resolved.config, resolved.device == "cpu"
-    reserved = 0 if on_cpu else _reserved_bytes(model, resolved, longest, block_bytes)
-    left = max(free_bytes(model.device, config.memory_share) - reserved, 0)
+    left = max(free_bytes(model.device, config.memory_share) - reserved.all, 0)
     # Ranks on a CPU share its memory.
     budget = int(left * resolved.kv_memory_fraction) // (config.parallel.ranks_a_host if on_cpu else 1)
     foreign = _foreign_blocks(model, config, longest, budget // block_bytes)
@@ -104,21 +120,37 @@ def _affordable_blocks(model: Model, resolved: ResolvedEngineConfig, longest: in
     return blocks, foreign
 
 
-def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> int:
-    """Memory that steps, graphs and copies of KV need next to weights and pool; steps and graphs are run to find
-    out.
-    """
-    config = resolved.config
-    transfers = transfer_bytes(config.transfer)
+@dataclass(frozen=True, slots=True)
+class _Reserve:
+    """Bytes that are needed next to weights and pool: by steps, by graphs, and by copies of KV."""
+
+    workspace: int
+    graphs: int
+    copies: int
+
+    @property
+    def all(self) -> int:
+        return self.workspace + self.graphs + self.copies
+
+
+NO_RESERVE = _Reserve(0, 0, 0)
+
+
+def _reserve(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> _Reserve:
+    """Steps and graphs are run to find out."""
+    config, item_bytes = resolved.config, model.dtype.itemsize
+    copies = transfer_bytes(config.transfer)
     if config.host_blocks not in (0, "auto"):
-        transfers += staged_blocks(block_bytes) * block_bytes
+        copies += staged_blocks(block_bytes) * block_bytes
     state = device_state(model, resolved, 1, longest)
     with torch.inference_mode():
         decoding = config.max_requests * (1 + config.drafts.most)
         two, sparse = may_take_two(model, config), config.sparse_prefill.offered
-        workspace = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, sparse, two_batch=two)
+        measured = workspace_bytes(model, state, config.max_step_tokens, decoding, longest, sparse, two_batch=two)
+        workspace = measured + draft_bytes(model.config, config.max_step_tokens, item_bytes)
+        workspace += int(workspace * FRAGMENTATION)
         if not resolved.decode_graphs:
-            return workspace + transfers
+            return _Reserve(workspace, 0, copies)
         sizes, two_batch = graph_sizes(config)[-1:], ALWAYS if two else NEVER
         if config.drafts.most:
             graphs = graph_bytes(
@@ -126,9 +158,11 @@ def _reserved_bytes(model: Model, resolved: ResolvedEngineConfig, longest: int, 
             )
         else:
             graphs = graph_bytes(lambda: capture_decoding(model, state, sizes, longest, CudaCapture(), two_batch))
+        # The largest was captured alone; the others take its memory, except for what each of them keeps.
+        graphs += kept_bytes(model.config, config, item_bytes)
         most = captured_prompts(resolved)
         prompts = graph_bytes(lambda: capture_prompts(model, state, resolved, [most], CudaCapture()))
-        return workspace + transfers + graphs + prompts
+        return _Reserve(workspace, graphs + prompts, copies)
 
 
 def _foreign_blocks(model: Model, config: EngineConfig, longest: int, affordable: int) -> int:

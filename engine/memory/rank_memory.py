@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig
-from engine.memory.memory_plan import LIBRARY_BYTES, blocks_for_others, transfer_bytes
+from engine.memory.memory_plan import FRAGMENTATION, LIBRARY_BYTES, blocks_for_others, transfer_bytes
 from engine.memory.weight_bytes import BF16, FLOAT32, KeptWeights, weight_bytes
 from engine.model.chunks import CHUNK_TOKENS, DIVIDED_CHUNKS
 from engine.model.config import ModelConfig
 from engine.model.indexer_config import MOST_SCORES
 from engine.parallel.layout import Layout
-from engine.runner.graph_sizes import graph_sizes
+from engine.runner.graph_sizes import graph_sizes, kept_rows
 from engine.settings.card import Card
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 
@@ -27,8 +27,6 @@ HIDDEN_STATES, DRAFT_HIDDEN_STATES = 8, 6
 DRAW_BYTES = BF16 + 4 * FLOAT32
 # What two groups of a rank need to exchange tensors with another rank on a GPU (kernels.peer_exchange.region).
 EXCHANGE_BYTES = 2 * 27_262_976
-# Share of what steps take that the allocator loses between them, in pieces that no tensor fits.
-FRAGMENTATION = 0.1
 # Share of what is left that the KV pool takes.
 POOL_SHARE = 0.95
 
@@ -126,12 +124,22 @@ def work_bytes(config: ModelConfig, step_tokens: int, item_bytes: int, ranks: in
     return FIXED_WORK_BYTES + step_tokens * token_bytes + copied_tokens * copies * copy_bytes
 
 
+def draft_bytes(model: ModelConfig, step_tokens: int, item_bytes: int) -> int:
+    """What draft layers take of a step of prompts in addition to the model's layers."""
+    return step_tokens * DRAFT_HIDDEN_STATES * model.hidden_size * item_bytes if model.draft_layers else 0
+
+
+def kept_bytes(model: ModelConfig, engine: EngineConfig, item_bytes: int) -> int:
+    """Outputs of all captured decode steps: logits, or hidden states where draws follow of rows with drafts."""
+    width = model.hidden_size if engine.drafts.most else model.vocab_size
+    return kept_rows(engine) * width * item_bytes
+
+
 def _step_bytes(model: ModelConfig, engine: EngineConfig, layout: Layout) -> int:
     """The largest step of any kind, and the sampler's counts."""
     heads = replace(model, num_attention_heads=model.num_attention_heads // layout.tp)
     prompts = work_bytes(heads, engine.max_step_tokens, BF16, layout.world)
-    if model.draft_layers:
-        prompts += engine.max_step_tokens * DRAFT_HIDDEN_STATES * model.hidden_size * BF16
+    prompts += draft_bytes(model, engine.max_step_tokens, BF16)
     if engine.prompt_attention_dtype == "float8_e4m3fn":
         # Queries, keys and values once more, in one byte.
         width = 2 * model.qk_head_dim + model.v_head_dim
@@ -154,11 +162,8 @@ def _graph_bytes(model: ModelConfig, engine: EngineConfig, layout: Layout) -> in
     """Memory of captured steps: of the largest, which the others share, and of the outputs that each keeps."""
     if engine.decode_graphs == "off":
         return 0
-    sizes, most = graph_sizes(engine), engine.drafts.most
-    depths = range(1 + most) if engine.drafts.next_n == "auto" else [most]
-    rows = sum(sizes) * sum(1 + depth for depth in depths)
-    width = model.hidden_size if most else model.vocab_size
     heads = replace(model, num_attention_heads=model.num_attention_heads // layout.tp)
-    captured = sizes[-1] * (1 + most), min(engine.prompt_graph_tokens, engine.max_step_tokens)
+    most = graph_sizes(engine)[-1] * (1 + engine.drafts.most)
+    captured = most, min(engine.prompt_graph_tokens, engine.max_step_tokens)
     pools = (work_bytes(heads, tokens, BF16, layout.world) - FIXED_WORK_BYTES for tokens in captured)
-    return rows * width * BF16 + sum(pools)
+    return kept_bytes(model, engine, BF16) + sum(pools)

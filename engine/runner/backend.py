@@ -1,16 +1,18 @@
 """The model as a backend: weights, KV pool, and the execution of one step's batch."""
 
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Launched, SparseMeasure, StepShape, StepTimes
+from engine.batch import Batch, Launched, SparseMeasure, StepShape, StepTimes, execute, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.drafts.depth_times import measure_depths
 from engine.drafts.draft_steps import DraftSteps
@@ -18,7 +20,10 @@ from engine.drafts.drafting import Drafter
 from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
-from engine.memory.pool_plan import device_state, plan_pool
+from engine.memory.free_memory import free_bytes
+from engine.memory.pool_check import Serving, allocates, settle_pool
+from engine.memory.pool_plan import PoolPlan, device_state, plan_pool
+from engine.memory.rank_memory import GB
 from engine.memory.room import host_slots
 from engine.model.model import Model
 from engine.moves.host_slots import HostSlots, PlainSlots
@@ -39,7 +44,7 @@ from engine.runner.spreading import Spreading
 from engine.runner.staged_slots import StagedSlots
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
-from engine.runner.warm_up import StepKind, warm_up
+from engine.runner.warm_up import StepKind, largest_steps, warm_up
 from engine.weights.loading import make_model
 from kernels.host_copy import to_indices
 from mesh.domain.workers import WorkerSpeed
@@ -88,26 +93,23 @@ class ModelBackend:
         self._model.expert_group.meet()
         times.mark("weights")
         model_config = self._model.config
-        self._pool = plan_pool(self._model, resolved)
-        self.block_bytes = self._pool.block_bytes
-        self.total_blocks, self.context_tokens = self._pool.total_blocks, self._pool.context_tokens
-        self.state = device_state(
-            self._model, resolved, self.total_blocks + self._pool.foreign_blocks, self.context_tokens
-        )
-        self._following = Following(exchange, self.state.planes) if exchange and self._model.group.divides else None
         self.draft_layers = model_config.draft_layers
         self.think_tokens = read_think_tokens(config.model_dir) if _relaxes(config) else None
-        sizes = self._step_sizes(resolved)
-        size = partial(padded_size, sizes=sizes)
-        times.mark("memory")
-        two_batch = choose_two_batch(self._model, self.state, resolved, self.context_tokens, size)
         self._balancer: Balancer | None = None
-        times.mark("micro-batches")
-        self.steps = self._make_steps(config, MicroBatches(two_batch, size, self._spreading(config, exchange)))
-        if resolved.decode_graphs:
-            prompts = capture_prompts(self._model, self.state, resolved, sizes, CudaCapture())
-            self.steps.batches = replace(self.steps.batches, graphs=prompts)
-            self.steps.capture(graph_sizes(config), self.context_tokens, CudaCapture(), two_batch)
+        loaded = _taken_bytes(self._model.device)
+        planned = plan_pool(self._model, resolved)
+        times.mark("memory")
+        serving = Serving(
+            make=partial(self._serve_from, resolved=resolved, exchange=exchange, times=times),
+            rehearse=partial(allocates, planned.workspace_bytes, self._model.device),
+            run_largest_steps=partial(self._run_largest_steps, resolved),
+            free=self._free,
+        )
+        group = self._model.expert_group
+        given = config.total_blocks is not None
+        self._pool = settle_pool(planned, serving, group.least, given=given, alone=not group.divides)
+        self.block_bytes = self._pool.block_bytes
+        sizes = self._step_sizes(resolved)
         times.mark("graphs")
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
@@ -121,7 +123,47 @@ class ModelBackend:
         times.mark("warm-up")
         # Made after all steps that no request asked for, so that their choices of experts do not count.
         self._balancer = _make_balancer(self._model, exchange, config.settled_balance)
-        _log.info("model ready", extra={"fields": _summary(resolved, self.device_name, self.total_blocks)})
+        sizes_in_gb = _memory_fields(loaded, self._pool, self._model.device)
+        fields = _summary(resolved, self.device_name, self.total_blocks) | sizes_in_gb
+        _log.info("model ready", extra={"fields": fields})
+
+    def _serve_from(
+        self, pool: PoolPlan, resolved: ResolvedEngineConfig, exchange: RankExchange | None, times: StartTimes
+    ) -> None:
+        """Make the pool, and all that computes over it."""
+        config, model = resolved.config, self._model
+        self.total_blocks, self.context_tokens = pool.total_blocks, pool.context_tokens
+        self.state = device_state(model, resolved, pool.total_blocks + pool.foreign_blocks, pool.context_tokens)
+        self._following = Following(exchange, self.state.planes) if exchange and model.group.divides else None
+        sizes = self._step_sizes(resolved)
+        size = partial(padded_size, sizes=sizes)
+        times.mark("memory")
+        two_batch = choose_two_batch(model, self.state, resolved, self.context_tokens, size)
+        times.mark("micro-batches")
+        batches = MicroBatches(two_batch, size, self._spreading(config, exchange, pool.foreign_blocks))
+        self.steps = self._make_steps(config, batches)
+        if resolved.decode_graphs:
+            prompts = capture_prompts(model, self.state, resolved, sizes, CudaCapture())
+            self.steps.batches = replace(self.steps.batches, graphs=prompts)
+            self.steps.capture(graph_sizes(config), self.context_tokens, CudaCapture(), two_batch)
+
+    def _free(self) -> None:
+        # Memory may have lacked before all of them were made.
+        for made in ("steps", "state", "_following"):
+            self.__dict__.pop(made, None)
+        gc.collect()
+        if self.asynchronous:
+            torch.cuda.empty_cache()
+
+    def _run_largest_steps(self, resolved: ResolvedEngineConfig) -> None:
+        """On a GPU, whose memory a step could lack; a CPU grants memory as it is written."""
+        config, drafts = resolved.config, resolved.config.drafts.most
+        sizes = self._step_sizes(resolved)
+        if not sizes or not resolved.warm_up:
+            return
+        limits = sizes[-1], self.context_tokens, config.max_requests
+        for rows in largest_steps(*limits, self.state.padding_block, drafts, config.sparse_prefill.offered):
+            execute(self, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
 
     @property
     def weights(self) -> Model:
@@ -198,8 +240,8 @@ class ModelBackend:
             rule = RelaxationRule(self.think_tokens, config.drafts.top_n, config.drafts.delta)
         return DraftSteps(Drafter(model, state, sampler, rule), batches, config)
 
-    def _spreading(self, config: EngineConfig, exchange: RankExchange | None) -> Spreading | None:
-        count = self._pool.foreign_blocks
+    def _spreading(self, config: EngineConfig, exchange: RankExchange | None, count: int) -> Spreading | None:
+        """count: blocks for prompts of other ranks."""
         fewest = config.parallel.divided_tokens
         if not count or exchange is None or fewest is None:
             return None
@@ -232,6 +274,25 @@ def _make_balancer(model: Model, exchange: RankExchange | None, config: BalanceC
 
 def _relaxes(config: EngineConfig) -> bool:
     return config.drafts.most > 0 and config.drafts.acceptance == "relaxed"
+
+
+def _taken_bytes(device: torch.device) -> int:
+    """What tensors take of the device so far; unknown on a CPU."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _memory_fields(loaded: int, pool: PoolPlan, device: torch.device) -> dict[str, object]:
+    """Where a GPU's memory is, in GB: `loaded` bytes of weights, the pool, graphs, room for steps, and the rest."""
+    if device.type == "cpu":
+        return {}
+    sizes = {
+        "weights": loaded,
+        "pool": pool.block_bytes * (pool.total_blocks + pool.foreign_blocks),
+        "graphs": pool.graph_bytes,
+        "workspace": pool.workspace_bytes,
+        "free": free_bytes(device),
+    }
+    return {f"{name}_gb": round(size / GB, 1) for name, size in sizes.items()}
 
 
 def _summary(resolved: ResolvedEngineConfig, device: str, blocks: int) -> dict[str, object]:

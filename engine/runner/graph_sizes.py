@@ -16,6 +16,15 @@ def graph_sizes(config: EngineConfig) -> list[int]:
     return sorted(sizes)
 
 
+def kept_rows(config: EngineConfig) -> int:
+    """Rows of all captured decode steps: each graph keeps its own output, and shares all other memory with the others.
+    A row of a graph with drafts counts once for each of its tokens.
+    """
+    drafts = config.drafts
+    depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
+    return sum(graph_sizes(config)) * sum(1 + depth for depth in depths)
+
+
 def default_sizes(max_requests: int, coarse: bool = False) -> list[int]:
     """Numbers of rows, closest together where one row more costs most. coarse: fewer, for graphs of several depths."""
     step = 16 if coarse else 8

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from engine.batch import Backend, Batch, History, Row, StepShape, execute, shape_of
 from engine.config import EngineConfig
 from engine.model.context import DeviceState
+from engine.model.inputs import EXPANDED_TOKENS
 from engine.runner.sizes import step_sizes
 from engine.runner.steps import Steps
 from mesh.blocks import blocks_for
@@ -77,6 +78,23 @@ def warm_up_steps(
         yield [rows.last(1, sampling)] * max_requests
 
 
+def largest_steps(
+    tokens: int, context_tokens: int, max_requests: int, block: int, drafts: int, sparse: SparsePrefill | None
+) -> Iterator[list[Row]]:
+    """The rows of the steps that take the most memory, one of each kind: `tokens` tokens of prompts after contexts that
+    take all room for expanded keys, exactly and sparsely; as many requests as can be with costly draws, and with
+    drafts. Other arguments as of `warm_up_steps`.
+    """
+    prompts = _Rows(min(EXPANDED_TOKENS, context_tokens), block).chunks(tokens)
+    yield prompts
+    if sparse is not None:
+        yield [replace(row, sparse=sparse) for row in prompts]
+    rows = _Rows(context_tokens, block)
+    yield [rows.last(1, PENALIZED)] * max_requests
+    if drafts and context_tokens > 2 + drafts and max_requests * (1 + drafts) <= tokens:
+        yield [rows.drafted(drafts)] * max_requests
+
+
 def warm_up(
     backend: Backend,
     steps: Steps,
@@ -124,6 +142,12 @@ class _Rows:
         return [
             Row([0] * length, 0, self._block_ids, GREEDY) for length in sorted(lengths, key=lambda length: length > 1)
         ]
+
+    def chunks(self, tokens: int) -> list[Row]:
+        """As few last chunks of contexts as have this many tokens together."""
+        whole, rest = divmod(tokens, self._context_tokens)
+        lengths = [self._context_tokens] * whole + [rest] * (rest > 0)
+        return [self.last(length, GREEDY) for length in sorted(lengths, key=lambda length: length > 1)]
 
     def drafted(self, drafts: int) -> Row:
         """A row that decodes, with this many drafts."""

@@ -9,7 +9,9 @@ import torch
 from engine.batch import Batch, Row, StepShape, shape_of
 from engine.batch import execute as execute_batch
 from engine.memory.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
+from engine.memory.pool_plan import device_state
 from engine.memory.room import check_room
+from engine.model.context import DeviceState
 from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError, ConfigError
@@ -184,6 +186,35 @@ def test_a_backend_logs_where_it_computes(tmp_path: Path, caplog: pytest.LogCapt
         model_backend(tiny_checkpoint(tmp_path), total_blocks=7)
     (record,) = [record for record in caplog.records if record.message == "model ready"]
     assert vars(record)["fields"] == {"device": "CPU", "dtype": "float32", "kv_dtype": "float32", "kv_blocks": 7}
+
+
+def test_a_backend_serves_with_fewer_blocks_if_memory_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint, prompt = tiny_checkpoint(tmp_path), random_prompt(20)
+    expected = generate(model_backend(checkpoint), prompt, 3, [0])
+    answers = iter([False, True])
+    monkeypatch.setattr("engine.runner.backend.allocates", lambda *_: next(answers))
+    with caplog.at_level(logging.WARNING, logger="deepmesh.engine"):
+        backend = model_backend(checkpoint, total_blocks=None)
+    planned, blocks = (vars(caplog.records[0])["fields"][key] for key in ("planned", "blocks"))
+    assert backend.total_blocks == blocks == int(planned * 0.9)
+    assert backend.state.kv_pool.shape[1] == blocks + 1
+    assert generate(backend, prompt, 3, [0]) == expected
+
+
+def test_a_pool_that_cannot_be_made_is_tried_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def lacking(model: Any, resolved: Any, blocks: int, longest: int) -> DeviceState:
+        sizes.append(blocks)
+        if len(sizes) < 3:
+            raise torch.OutOfMemoryError("no memory")
+        return device_state(model, resolved, blocks, longest)
+
+    monkeypatch.setattr("engine.runner.backend.device_state", lacking)
+    backend = model_backend(tiny_checkpoint(tmp_path), total_blocks=None)
+    assert backend.total_blocks == sizes[2] < sizes[1] < sizes[0]
 
 
 def test_transfers_reserve_their_slots_and_hashes() -> None:

@@ -3,15 +3,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
-from engine.batch import Batch, Launched, Row, StepShape, execute
-from engine.config import EngineConfig, Hardware, resolve
+from engine.batch import Batch, Launched, Row, StepShape, execute, shape_of
+from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.model.config import read_model_config
 from engine.model.inputs import absorbed_is_cheaper
 from engine.runner.backend import ModelBackend
 from engine.runner.sizes import padded_size, step_sizes
-from engine.runner.warm_up import StepKind, warm_up, warm_up_steps
+from engine.runner.warm_up import StepKind, largest_steps, warm_up, warm_up_steps
 from mesh.domain.sampling import Sampling
+from mesh.domain.sparse_prefill import SparsePrefill
 from tests.support.checkpoints import model_backend, tiny_checkpoint
 
 SHIPPED_MODEL = Path(__file__).parents[3] / "models/tiny-r1"
@@ -95,6 +97,43 @@ def test_blocks_of_requests_are_left_alone(tmp_path: Path) -> None:
         execute(backend, Batch(0, rows))
     written = (pool != 0.5).flatten(2).any(dim=2)[:-1]
     assert written.any(dim=0).nonzero().flatten().tolist() == [backend.state.padding_block]
+
+
+@pytest.mark.parametrize("limits", [(2048, 4096, 64), (96, 40, 4), (2048, 200_000, 16)])
+def test_the_largest_steps_are_within_the_limits(limits: tuple[int, int, int]) -> None:
+    tokens, context_tokens, max_requests = limits
+    sparse = SparsePrefill(0, 0.9)
+    prompts, sparse_prompts, costly, drafted = largest_steps(*limits, block=7, drafts=3, sparse=sparse)
+    assert tokens_of(prompts) == tokens_of(sparse_prompts) == tokens
+    assert all(row.sparse == sparse for row in sparse_prompts)
+    assert len(costly) == len(drafted) == max_requests and all(row.drafts == 3 for row in drafted)
+    assert all(row.end <= context_tokens for rows in (prompts, costly, drafted) for row in rows)
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_largest_steps_touch_no_block_of_a_request(drafts: int, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path, num_nextn_predict_layers=1)
+    backend = model_backend(checkpoint, max_requests=4, drafts=DraftsConfig(next_n=drafts))
+    with torch.inference_mode():
+        backend.state.kv_pool.fill_(0.5)
+    for rows in largest_steps(96, backend.context_tokens, 4, backend.state.padding_block, drafts, None):
+        execute(backend, Batch(0, rows), replace(shape_of(rows), drafts=drafts))
+    written = (backend.state.kv_pool != 0.5).flatten(2).any(dim=2).any(dim=0)
+    assert written.nonzero().flatten().tolist() == [backend.state.padding_block]
+
+
+@pytest.mark.gpu
+def test_a_gpu_makes_its_pool_and_graphs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([False, True])
+    monkeypatch.setattr("engine.runner.backend.allocates", lambda *_: next(answers))
+    config = EngineConfig(model_dir=SHIPPED_MODEL, device="cuda", max_requests=8, drafts=DraftsConfig(next_n="auto"))
+    before = torch.cuda.memory_allocated()
+    backend = ModelBackend(resolve(config, Hardware(torch.cuda.device_count(), 1 << 30)))
+    assert next(answers, None) is None
+    pool = backend.state.kv_pool
+    # The first pool is gone.
+    assert torch.cuda.memory_allocated() - before < 1.5 * pool.numel() * pool.itemsize + (2 << 30)
+    execute(backend, Batch(0, [Row([0] * 40, 0, [0], Sampling())]))
 
 
 def test_a_process_runs_no_step_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

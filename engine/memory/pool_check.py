@@ -1,0 +1,102 @@
+"""Whether a rank's largest steps run next to its KV pool, and a smaller pool if they do not."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.memory.pool_plan import PoolPlan
+from mesh.errors import ConfigError, EngineFailed
+
+_log = logging.getLogger("deepmesh.engine")
+
+# Each attempt has this share of the blocks of the one before.
+SMALLER = 0.9
+# After the last one less than half of the planned blocks are left: then something else is wrong.
+ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What serves from a pool, as calls that all ranks of a worker make at once."""
+
+    # Makes the pool, steps over it and their graphs.
+    make: Callable[[PoolPlan], None]
+    # Whether the memory that steps need can be had. Exchanges nothing with other ranks.
+    rehearse: Callable[[], bool]
+    # Runs the largest step of each kind.
+    run_largest_steps: Callable[[], None]
+    # Gives up what was made.
+    free: Callable[[], None]
+
+
+def settle_pool(pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *, given: bool, alone: bool) -> PoolPlan:
+    """Make what serves, with fewer blocks if the largest steps do not run next to the pool. Returns the pool.
+
+    agree: the least of all ranks' numbers. given: whether the configuration says how many blocks there are. alone:
+    whether the worker has one rank; of several, one that lacks memory in the middle of a step leaves the others waiting
+    for it, and cannot try again.
+
+    Raises ConfigError if the steps do not fit however small the pool is, or if its size was given; EngineFailed if one
+    of several ranks lacked memory in a step.
+    """
+    planned = pool.total_blocks
+    for _ in range(ATTEMPTS):
+        if _fits(pool, serving, agree, alone=alone):
+            if pool.total_blocks < planned:
+                _log.warning(
+                    "the KV pool has fewer blocks than planned: the largest steps did not fit next to it",
+                    extra={"fields": {"planned": planned, "blocks": pool.total_blocks}},
+                )
+            return pool
+        serving.free()
+        smaller = int(pool.total_blocks * SMALLER)
+        if given:
+            raise ConfigError(
+                f"engine.total_blocks={planned} leaves the largest steps no memory: lower it to {smaller}, or leave it"
+                " out"
+            )
+        if smaller < 2:
+            break
+        pool = pool.with_blocks(smaller)
+    raise ConfigError(
+        f"the largest steps do not fit next to {pool.total_blocks} blocks of KV: lower engine.max_step_tokens or"
+        " engine.max_requests, or free memory of the GPU"
+    )
+
+
+def allocates(size_bytes: int, device: torch.device) -> bool:
+    """Whether this much memory can be had at once. A CPU grants memory when it is written, and is not asked."""
+    if device.type == "cpu":
+        return True
+    torch.cuda.empty_cache()
+    try:
+        torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+def _lacks_memory(error: RuntimeError) -> bool:
+    """Torch's allocator has a class for it; CUDA's calls for graphs, which take memory too, have a message."""
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
+
+
+def _fits(pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *, alone: bool) -> bool:
+    try:
+        serving.make(pool)
+        # Agreed on before any rank runs a step, in which ranks wait for one another.
+        if not agree(int(serving.rehearse())):
+            return False
+        serving.run_largest_steps()
+    except RuntimeError as error:
+        if not _lacks_memory(error):
+            raise
+        if not alone:
+            raise EngineFailed(
+                f"no memory for the largest steps next to {pool.total_blocks} blocks of KV: set engine.total_blocks to"
+                f" {int(pool.total_blocks * SMALLER)}, or lower engine.max_step_tokens"
+            ) from error
+        return False
+    return True
