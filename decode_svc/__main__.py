@@ -20,6 +20,7 @@ from mesh.identity import Role
 from mesh.launch import Program, launch
 from mesh.server import MeshServer, Registration
 from mesh.tls import server_tls
+from worker.events.service import KvEventsServicer
 from worker.handover import Handover
 from worker.hosts.first_host_link import serve_host
 from worker.hosts.place import find_host
@@ -45,8 +46,10 @@ async def serve(config: DecodeConfig) -> Program | None:
     channels = service_channels(config.security.tls)
     registered = RegisteredPrefills(time.monotonic)
     servicer, prefill_link = DecodeServicer(), PrefillLink(channels, registered)
+    events = KvEventsServicer(config.kv_events)
     add = decode_pb2_grpc.add_DecodeServiceServicer_to_server
     registrations = [Registration(add, servicer, SERVICE, ("Attach",), SERVES), roles.registration, hosts.registration]
+    registrations.append(events.registration)
     async with MeshServer(config.server, "decode", registrations, server_tls(config.security.tls)) as server:
         worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels, handover, hosts.hosts)
         links = [RegistryLink(each, channels, registered) for each in split_addresses(config.scheduler)]
@@ -54,6 +57,7 @@ async def serve(config: DecodeConfig) -> Program | None:
         try:
             servicer.open(worker)
             roles.open(worker.host, server)
+            events.open(worker.host)
             following = await serve_worker(worker, server, config, channels, change)
         finally:
             for task in watching:

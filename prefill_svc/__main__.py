@@ -14,6 +14,7 @@ from mesh.tls import server_tls
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer
 from prefill_svc.worker import PrefillWorker
+from worker.events.service import KvEventsServicer
 from worker.handover import Handover
 from worker.hosts.first_host_link import serve_host
 from worker.hosts.place import find_host
@@ -36,13 +37,16 @@ async def serve(config: PrefillConfig) -> Program | None:
     handover = Handover.take()
     change = RoleChange(config, WorkerRole.PREFILL, handover)
     channels, servicer, roles = service_channels(config.security.tls), PrefillServicer(), RoleServicer(change)
+    events = KvEventsServicer(config.kv_events)
     add = prefill_pb2_grpc.add_PrefillServiceServicer_to_server
     registrations = [Registration(add, servicer, SERVICE, serves=SERVES), roles.registration, hosts.registration]
+    registrations.append(events.registration)
     async with MeshServer(config.server, "prefill", registrations, server_tls(config.security.tls)) as server:
         worker = await PrefillWorker.start(config, server.endpoint, channels, handover, hosts.hosts)
         try:
             servicer.open(worker)
             roles.open(worker.host, server)
+            events.open(worker.host)
             following = await serve_worker(worker, server, config, channels, change)
         finally:
             await worker.host.close()

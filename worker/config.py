@@ -8,6 +8,7 @@ from engine.config import EngineConfig
 from mesh.addresses import Address, Addresses, split_addresses
 from mesh.config import Config, ServiceConfig
 from transfer.block_macs import Authorship
+from worker.events.config import KvEventsConfig
 
 LEAST_SECRET = 16
 
@@ -49,6 +50,7 @@ class WorkerConfig(ServiceConfig):
     """host:port of the KV stores; the scheduler must be given the same."""
 
     kv: KvAuthenticityConfig = KvAuthenticityConfig()
+    kv_events: KvEventsConfig = KvEventsConfig()
     other_role: tuple[str, ...] = ()
     """Settings that differ once this worker takes the other role (`deepmesh role`), as KEY=VALUE of that role's
     service: [engine.max_requests=8], or the files of security.tls, since certificates name a role.

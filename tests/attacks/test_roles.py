@@ -14,6 +14,7 @@ from deepmesh.internal.v1 import (
     scheduler_pb2_grpc,
     worker_pb2,
 )
+from deepmesh.v1 import kv_events_pb2
 
 import decode_svc.__main__ as decode
 import kvstore.__main__ as kvstore
@@ -27,9 +28,10 @@ from mesh.identity import Role
 from tests.support.certificates import certified, channels_as
 from tests.support.scheduler_server import running_scheduler
 from worker import role_service
+from worker.events import service as events
 from worker.hosts import service as hosts
 
-FILES = (scheduler_pb2, decode_pb2, prefill_pb2, kvstore_pb2, worker_pb2, hosts_pb2)
+FILES = (scheduler_pb2, decode_pb2, prefill_pb2, kvstore_pb2, worker_pb2, hosts_pb2, kv_events_pb2)
 TABLES: Mapping[str, Mapping[str, Collection[Role]]] = {
     scheduler.SERVICE: scheduler.SERVES,
     decode.SERVICE: decode.SERVES,
@@ -37,6 +39,7 @@ TABLES: Mapping[str, Mapping[str, Collection[Role]]] = {
     kvstore.SERVICE: kvstore.SERVES,
     role_service.SERVICE: role_service.SERVES,
     hosts.SERVICE: hosts.SERVES,
+    events.SERVICE: events.SERVES,
 }
 
 

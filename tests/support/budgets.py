@@ -30,7 +30,7 @@ BUDGETS = {
     "tests": 15,
     "tools": 15,
     "transfer": 38,
-    "worker": 45,
+    "worker": 50,
 }
 
 

@@ -16,6 +16,7 @@ from mesh.errors import EngineFailed
 from mesh.rank_choice import choose_rank
 from transfer.block_macs import Authorship
 from worker.chains import found_blocks
+from worker.events.block_tokens import BlockTokens
 from worker.handover import RankHandle
 from worker.hosts.joined import JoinedHosts
 from worker.hosts.rendezvous import HostsRendezvous
@@ -55,6 +56,8 @@ class RankGroup:
         self._named_requests = 0
         self._failure: EngineFailed | None = None
         self._released = False
+        # Learns the tokens of requests, if somebody is told of blocks.
+        self.tokens: BlockTokens | None = None
 
     @classmethod
     async def start(
@@ -162,12 +165,16 @@ class RankGroup:
         # A single rank is not chosen by its work, so its outputs need not be counted.
         if len(self.ranks) > 1:
             self.views[self.rank_of(submit.key)].submitted(submit)
+        if self.tokens is not None:
+            self.tokens.submitted(submit.key, submit.request)
 
     def cancel(self, key: int) -> None:
         self._client(key).cancel(key)
 
     def first_token(self, first: FirstToken) -> None:
         self._client(first.key).first_token(first)
+        if self.tokens is not None:
+            self.tokens.followed(first.key, first.token_id)
 
     async def run(self, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
         """Call `on_message` with the rank and the message, for each message, in each rank's order.

@@ -23,6 +23,7 @@ from mesh.errors import EngineFailed, WorkerDraining
 from mesh.start_times import process_seconds
 from transfer.events import PushEnded
 from worker.config import WorkerConfig
+from worker.events.kv_events import KvEvents
 from worker.handover import Handover
 from worker.hosts.joined import JoinedHosts
 from worker.identity import worker_identity
@@ -60,9 +61,17 @@ class RankHost:
         stores: the client of the KV stores for each rank.
     """
 
-    def __init__(self, identity: WorkerIdentity, ranks: RankGroup, connect: Callable[[int, StoreUser], Stores]) -> None:
-        """`connect` makes a rank's client of the stores."""
+    def __init__(
+        self,
+        identity: WorkerIdentity,
+        ranks: RankGroup,
+        connect: Callable[[int, StoreUser], Stores],
+        events: KvEvents | None = None,
+    ) -> None:
+        """`connect` makes a rank's client of the stores; events: tells others which blocks the ranks hold."""
         self.identity = identity
+        self.events = events
+        ranks.tokens = None if events is None else events.tokens
         self.ranks = ranks
         self.report = StatusReport(ranks.ready.total_blocks, ranks.statuses)
         self.draining = False
@@ -132,7 +141,9 @@ class RankHost:
             config.engine,
             can_prefill,
         )
-        return cls(identity, ranks, lambda rank, user: StoreClient(config.stores, identity, user, channels, rank))
+        events = KvEvents(config.kv_events, len(ranks.ranks)) if config.kv_events.enabled else None
+        stores = config.stores
+        return cls(identity, ranks, lambda rank, user: StoreClient(stores, identity, user, channels, rank), events)
 
     @property
     def ready(self) -> Ready:
@@ -196,6 +207,8 @@ class RankHost:
             result.hosted_blocks,
             result.unhosted_blocks,
         )
+        if self.events is not None:
+            self.events.observe(rank, result)
         self.stores[rank].offer_stored(result.stored_blocks)
 
     def _note_balance(self, balance: BalanceReport) -> None:

@@ -1,0 +1,1 @@
+"""Which KV blocks a worker holds, told to routers and observers that are no part of the mesh."""

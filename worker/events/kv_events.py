@@ -1,0 +1,157 @@
+"""A worker's account of the KV blocks that its ranks hold, in which tier, and the events that tell of its changes."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.protocol.messages import StepResult
+from worker.events.batch import HOST, POOL, Batch, Cleared, Event, Removed, Stored
+from worker.events.block_tokens import BlockText, BlockTokens
+from worker.events.config import KvEventsConfig
+from worker.events.log import EventLog
+
+# Most blocks that one part of a snapshot, or one event, names: 150 KB with their tokens.
+PART_BLOCKS = 512
+# Blocks of live requests whose tokens are remembered until a rank reports them.
+MOST_COMING = 65_536
+_UNKNOWN = BlockText(b"", b"")
+_MEDIA = (POOL, HOST)
+
+
+@dataclass(slots=True)
+class _Block:
+    parent: bytes
+    text: BlockText
+    # A bit for each rank and medium that holds it.
+    holders: int = 0
+
+
+class KvEvents:
+    """Used by one event loop. Blocks are told once a rank has reported them, and no later than the scheduler is."""
+
+    def __init__(self, config: KvEventsConfig, ranks: int, clock: Callable[[], float] = time.time) -> None:
+        """ranks: how many the worker has; `clock`: seconds since the epoch."""
+        self.log = EventLog(config.kept_blocks, clock)
+        self.tokens = BlockTokens(MOST_COMING)
+        self._ranks = ranks
+        self._tells_tokens = config.token_ids
+        self._clock = clock
+        # Blocks that any rank holds, in the order in which they became known.
+        self._blocks: dict[bytes, _Block] = {}
+
+    def observe(self, rank: int, result: StepResult) -> None:
+        """Note what a rank reports. Each tier's removals come before its additions."""
+        for output in result.outputs:
+            self.tokens.generated(output.key, output.first_position, output.token_ids)
+            if output.finish is not None or output.refusal is not None:
+                self.tokens.ended(output.key)
+        parents = dict(zip(result.stored_blocks, result.stored_parents, strict=True))
+        events = [
+            *self._remove(rank, POOL, result.removed_blocks),
+            *self._remove(rank, HOST, result.unhosted_blocks),
+            *self._store(rank, POOL, result.stored_blocks, parents),
+            *self._store(rank, HOST, result.hosted_blocks, {}),
+        ]
+        for content in (*result.removed_blocks, *result.unhosted_blocks):
+            # Only now, because a block may have moved from one tier to the other.
+            block = self._blocks.get(content)
+            if block is not None and not block.holders:
+                del self._blocks[content]
+        if events:
+            self.log.add(rank, events)
+
+    async def batches(self, from_sequence: int) -> AsyncIterator[Batch]:
+        """Every batch from this number on; first a snapshot, if it is 0 or that batch is not kept. A reader that is too
+        slow for what is kept gets a snapshot again.
+        """
+        following = from_sequence
+        while True:
+            if not self.log.first <= following <= self.log.last + 1:
+                following = self.log.last + 1
+                for part in self._snapshot():
+                    yield part
+            elif (batch := self.log.batch(following)) is not None:
+                following += 1
+                yield batch
+            else:
+                await self.log.until(following)
+
+    def _snapshot(self) -> Iterator[Batch]:
+        """All blocks, parents first, as of the newest batch. What changes while it is read is told by later batches."""
+        sequence, seconds = self.log.last, self._clock()
+        held = {content: block.holders for content, block in self._blocks.items()}
+        ordered = self._parents_first(held)
+        yield Batch(sequence, seconds, 0, [Cleared()], snapshot=True, more=bool(held))
+        if not held:
+            return
+        for rank in range(self._ranks):
+            for medium in _MEDIA:
+                here = [content for content in ordered if held[content] & _bit(rank, medium)]
+                for part in _parts(here):
+                    # Later batches tell of those that have gone meanwhile.
+                    left = [content for content in part if content in self._blocks]
+                    yield Batch(sequence, seconds, rank, self._stored(left, medium), snapshot=True, more=True)
+        yield Batch(sequence, seconds, 0, [], snapshot=True)
+
+    def _remove(self, rank: int, medium: str, contents: Sequence[bytes]) -> list[Event]:
+        bit, gone = _bit(rank, medium), []
+        for content in contents:
+            block = self._blocks.get(content)
+            if block is not None and block.holders & bit:
+                block.holders &= ~bit
+                gone.append(content)
+        return [Removed(part, medium) for part in _parts(gone)]
+
+    def _store(self, rank: int, medium: str, contents: Sequence[bytes], parents: dict[bytes, bytes]) -> list[Event]:
+        bit, new = _bit(rank, medium), []
+        for content in contents:
+            text = self.tokens.take(content)
+            block = self._blocks.get(content)
+            if block is None:
+                block = self._blocks[content] = _Block(parents.get(content, b""), text or _UNKNOWN)
+            elif text is not None:
+                block.text = text
+            if not block.holders & bit:
+                block.holders |= bit
+                new.append(content)
+        return self._stored(new, medium)
+
+    def _stored(self, contents: Sequence[bytes], medium: str) -> list[Event]:
+        """One event for each run of blocks that follow one another."""
+        runs: list[list[bytes]] = []
+        for content in contents:
+            if runs and len(runs[-1]) < PART_BLOCKS and self._follows(content, runs[-1][-1]):
+                runs[-1].append(content)
+            else:
+                runs.append([content])
+        return [self._event(run, medium) for run in runs]
+
+    def _follows(self, content: bytes, before: bytes) -> bool:
+        """Whether one event may name both: the tokens of both are known, or of neither."""
+        block = self._blocks[content]
+        return block.parent == before and bool(block.text.tokens) == bool(self._blocks[before].text.tokens)
+
+    def _event(self, run: Sequence[bytes], medium: str) -> Stored:
+        first, texts = self._blocks[run[0]], [self._blocks[content].text for content in run]
+        tokens = b"".join(text.tokens for text in texts) if self._tells_tokens else b""
+        return Stored(run, first.parent, tokens, first.text.root, medium)
+
+    def _parents_first(self, contents: dict[bytes, int]) -> list[bytes]:
+        """The same blocks, each after its parent if that is among them."""
+        ordered: dict[bytes, None] = {}
+        for content in contents:
+            waiting = []
+            while content in contents and content not in ordered:
+                waiting.append(content)
+                content = self._blocks[content].parent
+            ordered.update(dict.fromkeys(reversed(waiting)))
+        return list(ordered)
+
+
+def _bit(rank: int, medium: str) -> int:
+    return 1 << (len(_MEDIA) * rank + _MEDIA.index(medium))
+
+
+def _parts(contents: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(contents), PART_BLOCKS):
+        yield contents[start : start + PART_BLOCKS]
