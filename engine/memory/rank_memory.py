@@ -144,17 +144,21 @@ def _step_bytes(model: ModelConfig, engine: EngineConfig, layout: Layout) -> int
         # Queries, keys and values once more, in one byte.
         width = 2 * model.qk_head_dim + model.v_head_dim
         prompts += engine.max_step_tokens * heads.num_attention_heads * width
-    prompts += _index_bytes(model, engine.max_step_tokens)
+    prompts += _index_bytes(model, engine.max_step_tokens, MOST_SCORES)
     rows = engine.max_requests * (1 + engine.drafts.most)
     counts = rows * model.vocab_size * FLOAT32
     return counts + max(prompts, work_bytes(heads, rows, BF16, layout.world) + rows * model.vocab_size * DRAW_BYTES)
 
 
-def _index_bytes(model: ModelConfig, tokens: int) -> int:
-    """Scores of all that queries may see, in parts, and queries of indexers with what their quantization holds."""
+def _index_bytes(model: ModelConfig, tokens: int, most_scores: int | None = None) -> int:
+    """Scores of all that queries may see, perhaps in parts of `most_scores`, and queries of indexers with what their
+    quantization holds.
+    """
     if model.indexer is None:
         return 0
-    scores = min(tokens * model.max_position_embeddings, max(MOST_SCORES, model.max_position_embeddings))
+    scores = tokens * model.max_position_embeddings
+    if most_scores is not None:
+        scores = min(scores, max(most_scores, model.max_position_embeddings))
     return FLOAT32 * (scores + tokens * (3 * model.indexer.heads * model.indexer.width + model.indexer.top_k))
 
 
@@ -166,4 +170,4 @@ def _graph_bytes(model: ModelConfig, engine: EngineConfig, layout: Layout) -> in
     most = graph_sizes(engine)[-1] * (1 + engine.drafts.most)
     captured = most, min(engine.prompt_graph_tokens, engine.max_step_tokens)
     pools = (work_bytes(heads, tokens, BF16, layout.world) - FIXED_WORK_BYTES for tokens in captured)
-    return kept_bytes(model, engine, BF16) + sum(pools)
+    return kept_bytes(model, engine, BF16) + sum(pools) + _index_bytes(model, most)

@@ -13,21 +13,20 @@ from kernels.tile_sizes import cdiv, next_power_of_2
 QUERIES = 16
 
 
-# A program scores the 64 keys of one block for up to QUERIES queries of a row. It loads the keys once, then for each
+# A program scores the 64 keys of one block for up to `together` queries of a row. It loads the keys once, then for each
 # query all its heads. Reads (width + 4) * 64 bytes of keys, and width + 4 bytes for each query and head; does 2 * width
 # FLOPs for each query, head and key, in bfloat16: values of e4m3 are exact in it.
-@triton.jit(do_not_specialize=["width_out", "row_tiles", "query_tokens"])
+@triton.jit(do_not_specialize=["table_stride", "width_out", "row_tiles", "query_tokens", "together"])
 def _score(
     queries, weights, keys, scales, block_table, lengths, out, table_stride, width_out, row_tiles, query_tokens,
-    QUERIES: tl.constexpr, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr,
-    BLOCK: tl.constexpr, QUANTIZED: tl.constexpr,
+    together, HEADS: tl.constexpr, PADDED_HEADS: tl.constexpr, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr, SCALE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) // row_tiles
-    first = tl.program_id(0) % row_tiles * QUERIES
+    first = tl.program_id(0) % row_tiles * together
     start = tl.program_id(1) * BLOCK
     length = tl.load(lengths + row)
-    stop = tl.minimum(first + QUERIES, query_tokens)
+    stop = tl.minimum(first + together, query_tokens)
     # The last query of the tile sees this many tokens.
     seen = length - query_tokens + stop
     if start < seen:
@@ -64,8 +63,8 @@ def index_scores(queries: IndexQueries, pool: torch.Tensor, plan: DecodePlan, ou
     row_tiles = cdiv(plan.query_tokens, together)
     _score[(plan.rows * row_tiles, plan.block_table.shape[1])](
         queries.values, queries.weights, keys, scales, plan.block_table, plan.lengths, out,
-        plan.block_table.stride(0), out.shape[1], row_tiles, plan.query_tokens,
-        together, heads, max(next_power_of_2(heads), 16), width, max(next_power_of_2(width), 16),
+        plan.block_table.stride(0), out.shape[1], row_tiles, plan.query_tokens, together,
+        heads, max(next_power_of_2(heads), 16), width, max(next_power_of_2(width), 16),
         BLOCK_TOKENS * pool.shape[2], BLOCK_TOKENS * (width + SCALE_BYTES) // 4, BLOCK_TOKENS, quantized,
         num_warps=4,
     )  # fmt: skip

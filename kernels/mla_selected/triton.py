@@ -19,7 +19,7 @@ SMALL_HEAD_TILE, ROOM_BYTES = 16, 150 << 10
 # A program computes up to 64 heads of one query over its selected tokens, 32 at a time, whose latents it gathers. It
 # loads a latent once for scores and values. Reads 2 bytes for each value of a selected latent and head tile; does
 # 2 * (width + value width) FLOPs for each selected token and head.
-@triton.jit(do_not_specialize=["query_tokens"])
+@triton.jit(do_not_specialize=["table_stride", "query_tokens"])
 def _attend(
     query, pool, block_table, tokens, out, table_stride, heads, scale, kv_scale, query_tokens,
     COUNT: tl.constexpr, PADDED_COUNT: tl.constexpr, VALUE: tl.constexpr,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import random_prompt
+from tests.support.family import FAMILY
 from tests.support.oracle_model import our_logits, relative_error
 from tools.make_checkpoint import make_checkpoint
 
@@ -37,6 +38,23 @@ FORMS: dict[str, dict[str, Any]] = {
     "bf16, FP8 KV": {"dtype": torch.bfloat16, "kv_dtype": torch.float8_e4m3fn},
     "bf16, FP8 weights, FP8 KV": {"dtype": torch.bfloat16, "weights": "quantized", "kv_dtype": torch.float8_e4m3fn},
 }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["deepseek-v3.2", "glm-5"])
+@pytest.mark.parametrize("index_dtype", [torch.float32, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_selected_tokens_are_those_of_the_definitions(
+    form: str, index_dtype: torch.dtype, model: str, tmp_path: Path
+) -> None:
+    # An indexer's key is whole blocks.
+    overrides = WIDE | {**FAMILY[model], "index_head_dim": 128}
+    make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=overrides)
+    exact = our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS)
+    forms = FORMS[form] | {"index_dtype": index_dtype}
+    defined = relative_error(our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS, **forms), exact)
+    found = our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS, device="cuda", **forms).cpu()
+    assert relative_error(found, exact) < 1.5 * defined + 1e-4
 
 
 @pytest.mark.gpu
