@@ -117,8 +117,11 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Milliseconds of a token with so much context, by those of a million tokens that are attended to, and of a
         million that are scored.
         """
-        attended = tokens if self.selected_tokens is None else min(tokens, self.selected_tokens)
-        return (attended * attended_ms + tokens * scored_ms) / MILLION
+        return (self.attended_tokens(tokens) * attended_ms + tokens * scored_ms) / MILLION
+
+    def attended_tokens(self, context_tokens: float) -> float:
+        """How many of the tokens before it a token attends to."""
+        return context_tokens if self.selected_tokens is None else min(context_tokens, self.selected_tokens)
 
     def push_ms(self, size_bytes: float) -> float:
         return size_bytes / self.push_bytes_per_second * 1000

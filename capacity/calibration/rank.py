@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from capacity.calibration.fit import left_out_error
+from capacity.shapes import SHAPES
 from mesh.cost_file import CostFile
 from mesh.costs import MILLION, CostModel
 from mesh.errors import ConfigError
@@ -12,7 +13,7 @@ from mesh.errors import ConfigError
 # The context and the number of traced prompts of bench.rank.
 CONTEXT_TOKENS = 3500
 TRACED_PROMPTS = 5
-ATTENTION = "attention"
+ATTENTION, SELECTION = "attention", "selection"
 
 
 class _Decode(msgspec.Struct):
@@ -52,8 +53,9 @@ def costs_of_rank(path: Path, defaults: CostModel | None = None) -> CostFile:
         defaults or CostModel(),
         decode_steps=points,
         decode_context_tokens=float(CONTEXT_TOKENS),
-        decode_context_ms=_context_ms(report.decode),
+        selected_tokens=_selected_tokens(report.shape),
     )
+    costs = _with_context(costs, report.decode)
     if report.prefill is not None:
         costs = _with_prefill(costs, report.prefill)
     return CostFile(
@@ -66,21 +68,35 @@ def costs_of_rank(path: Path, defaults: CostModel | None = None) -> CostFile:
     )
 
 
-def _context_ms(rows: list[_Decode]) -> float:
-    """Milliseconds of attention for each million tokens of context, from the largest step.
+def _selected_tokens(shape: str) -> float | None:
+    selected = SHAPES.get(shape, {}).get("index_topk")
+    return None if selected is None else float(selected)
 
-    Nearly all of attention's time grows with the context.
+
+def _with_context(costs: CostModel, rows: list[_Decode]) -> CostModel:
+    """Milliseconds of attention for each million tokens that are attended to, and of selection for each million of
+    context, from the largest step. Nearly all of both grows with them.
     """
     largest = max(rows, key=lambda row: row.requests)
-    attention_ms = largest.breakdown.get(ATTENTION, 0.0) / 1000
-    return attention_ms / (largest.requests * CONTEXT_TOKENS / MILLION)
+    attended, context = costs.attended_tokens(CONTEXT_TOKENS), CONTEXT_TOKENS
+    attention_ms, selection_ms = (largest.breakdown.get(group, 0.0) / 1000 for group in (ATTENTION, SELECTION))
+    return msgspec.structs.replace(
+        costs,
+        decode_context_ms=attention_ms / (largest.requests * attended / MILLION),
+        index_context_ms=selection_ms / (largest.requests * context / MILLION),
+    )
 
 
 def _with_prefill(costs: CostModel, prefill: _Prefill) -> CostModel:
-    """Attention grows with the pairs of tokens, all else with the tokens."""
+    """Attention grows with the pairs of tokens that it reads, selection with all pairs, all else with the tokens."""
     tokens, pairs = TRACED_PROMPTS * CONTEXT_TOKENS, TRACED_PROMPTS * CONTEXT_TOKENS**2 / 2
-    attention_ms = prefill.breakdown.get(ATTENTION, 0.0)
-    rest_ms = tokens / prefill.tokens_per_second * 1000 - attention_ms
+    early = costs.attended_tokens(CONTEXT_TOKENS)
+    attended = TRACED_PROMPTS * (early**2 / 2 + (CONTEXT_TOKENS - early) * early)
+    attention_ms, selection_ms = (prefill.breakdown.get(group, 0.0) for group in (ATTENTION, SELECTION))
+    rest_ms = tokens / prefill.tokens_per_second * 1000 - attention_ms - selection_ms
     return msgspec.structs.replace(
-        costs, prefill_tokens_per_second=tokens / rest_ms * 1000, prefill_pairs_ms=attention_ms / pairs * MILLION
+        costs,
+        prefill_tokens_per_second=tokens / rest_ms * 1000,
+        prefill_pairs_ms=attention_ms / attended * MILLION,
+        index_pairs_ms=selection_ms / pairs * MILLION,
     )

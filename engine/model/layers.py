@@ -20,7 +20,7 @@ class DecoderLayer:
 
     def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
         self.input_norm = allocate(config.hidden_size)
-        self.attention = Attention(config, index, allocate)
+        self.attention = Attention(config, index, allocate, indexed=config.has_indexer(index))
         self.middle_norm = allocate(config.hidden_size)
         self.feed_forward: FeedForward | MixtureOfExperts
         if config.is_dense(index):

@@ -57,7 +57,8 @@ class Attention:
     Its latents live in layer `index` of the pool: normalized latent, then rotated key. Every rank writes them all.
     """
 
-    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
+    def __init__(self, config: ModelConfig, index: int, allocate: Allocator, *, indexed: bool) -> None:
+        """indexed: whether it has an indexer of its own."""
         self.config = config
         self.index = index
         self._share = allocate.group.share
@@ -72,7 +73,7 @@ class Attention:
         self._query = allocate.linear(LinearKind.QUERY, config.q_lora_rank, (queries,)) if config.q_lora_rank else None
         self._latent_norm = allocate(latent)
         self._expansion = make_expansion(config, heads, allocate)
-        self._indexer = Indexer(config, index, allocate) if config.has_indexer(index) else None
+        self._indexer = Indexer(config, index, allocate) if indexed else None
         self._output = allocate.linear(LinearKind.OUTPUT, heads * config.v_head_dim, (hidden,))
         # Views of the expansion's weight: [heads, nope, latent] takes queries to the latent, [heads, latent, value]
         # takes values from it.

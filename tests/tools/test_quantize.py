@@ -14,6 +14,7 @@ from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import edit_config, random_prompt, read_tensors, rewrite_as_one_file, tiny_checkpoint
 from tests.support.cut_quantizing import cut_off_at
 from tests.support.errors import relative_error
+from tests.support.family import FAMILY
 from tests.support.int4 import WIDE, dequantized_tensors
 from tests.support.oracle_model import load_oracle, oracle_logits, our_logits, write_dequantized
 from tools.quantize.forms import Format
@@ -51,6 +52,17 @@ def test_experts_become_int4_and_all_other_linear_weights_fp8(tmp_path: Path, dt
     assert stored["model.layers.1.mlp.gate.weight"].dtype == torch.bfloat16
     assert stored["model.layers.1.mlp.gate.e_score_correction_bias"].dtype == torch.float32
     assert read_model_config(out).quantization == Quantization(Stored.FP8, Stored.INT4, static_inputs=True)
+
+
+def test_indexers_are_quantized_with_what_is_linear(tmp_path: Path) -> None:
+    # The indexer's key is whole blocks.
+    source = made(tmp_path / "source", "float32", **{**FAMILY["deepseek-v3.2"], "index_head_dim": 128})
+    out = quantized(source, tmp_path / "out")
+    exact, found, stored = dequantized_tensors(source), dequantized_tensors(out), read_tensors(out)
+    for name in (f"model.layers.1.self_attn.indexer.{matrix}.weight" for matrix in ("wq_b", "wk")):
+        assert stored[name].dtype == torch.float8_e4m3fn and relative_error(found[name], exact[name]) < 0.05
+    kept = our_logits(out, random_prompt(90), [1, 0], [90], dtype=torch.bfloat16, weights="quantized")
+    assert kept.isfinite().all()
 
 
 def test_weights_that_are_fp8_already_stay_bit_by_bit(tmp_path: Path) -> None:

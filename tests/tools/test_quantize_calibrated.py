@@ -15,8 +15,9 @@ from mesh.errors import ConfigError
 from tests.support.checkpoints import random_prompt, read_tensors, rewrite_as_one_file, tiny_checkpoint
 from tests.support.cut_quantizing import cut_off_at
 from tests.support.errors import relative_error
+from tests.support.family import FAMILY
 from tests.support.int4 import WIDE
-from tests.support.oracle_model import load_oracle, oracle_logits, our_logits
+from tests.support.oracle_model import load_oracle_of_family, oracle_logits, our_logits
 from tools.quantize import output
 from tools.quantize.awq import best_pre_scale, output_errors
 from tools.quantize.calibration import Calibration, read_calibration
@@ -52,8 +53,9 @@ def calibrated(source: Path, out: Path, *, awq: bool, texts: Calibration = TEXTS
     return quantize(Options(source, out, Format.W4A8, CPU, calibration=texts, awq=awq))
 
 
-def test_texts_pass_through_the_layers_as_through_the_model(tmp_path: Path) -> None:
-    directory = made(tmp_path, num_nextn_predict_layers=0)
+@pytest.mark.parametrize("model", [{}, FAMILY["glm-5"]], ids=["V3", "GLM-5"])
+def test_texts_pass_through_the_layers_as_through_the_model(tmp_path: Path, model: dict[str, Any]) -> None:
+    directory = made(tmp_path, **{**model, "num_nextn_predict_layers": 0})
     tensors = read_tensors(directory)
     with open_shards(directory) as shards:
         source = Source(directory, shards, CPU)
@@ -65,7 +67,7 @@ def test_texts_pass_through_the_layers_as_through_the_model(tmp_path: Path) -> N
         for _ in range(3):
             layer_pass.run_layer(compute)
         hidden = layer_pass.hidden()
-    oracle, start = load_oracle(directory), 0
+    oracle, start = load_oracle_of_family(directory), 0
     for sequence in TEXTS.sequences:
         logits = hidden[start : start + len(sequence)] @ tensors["lm_head.weight"].float().t()
         assert relative_error(logits, oracle_logits(oracle, sequence)) < 1e-4

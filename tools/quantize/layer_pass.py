@@ -77,7 +77,7 @@ class LayerPass:
         if index in self._config.unused_layers:
             self._enter_mtp_module(index)
         residual = self._residual
-        self._attend(prefix)
+        self._attend(prefix, indexed=self._config.has_indexer(index))
         hidden = self._normalized(residual, f"{prefix}.post_attention_layernorm.weight")
         dense = index < self._config.first_k_dense_replace
         if dense:
@@ -122,8 +122,8 @@ class LayerPass:
                 yield _Chunk(slice(start, stop), build_context(self._config, rows, state))
                 rows, start = [], stop
 
-    def _attend(self, prefix: str) -> None:
-        attention = Attention(self._config, 0, self._allocate)
+    def _attend(self, prefix: str, *, indexed: bool) -> None:
+        attention = Attention(self._config, 0, self._allocate, indexed=indexed)
         self._source.fill(attention.parameters(f"{prefix}.self_attn"))
         hidden = self._normalized(self._residual, f"{prefix}.input_layernorm.weight")
         for chunk in self._chunks:
