@@ -30,8 +30,11 @@ from tests.support.moving_store import (
 )
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
+from transfer.fetch.fetcher import Fetcher
 from transfer.host_memory import HostMemory
 from transfer.memory import Done
+from transfer.seal import Kind
+from transfer.ticket import StoreSession
 
 
 @pytest.mark.parametrize("map_stores", [False, True])
@@ -89,6 +92,21 @@ async def test_a_worker_that_cannot_map_the_store_fetches_over_ucx(monkeypatch: 
         async with attached_worker(first.endpoint) as second:
             assert await asyncio.to_thread(second.fetch, 4) == 4
             assert "mapped" not in second.worker.agent.counters().received_bytes
+
+
+async def test_a_store_frees_blocks_that_nobody_confirms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the worker had died while it copied."""
+    async with store_and_worker() as first, attached_worker(first.endpoint, fetch_seconds=2.0) as second:
+        await first.offer(4)
+        tell = Fetcher._tell
+
+        def lose_receipts(self: Fetcher, store: StoreSession, tag: int, kind: Kind, message: Any) -> None:
+            if kind is not Kind.RECEIPT:
+                tell(self, store, tag, kind, message)
+
+        monkeypatch.setattr(Fetcher, "_tell", lose_receipts)
+        await asyncio.to_thread(second.fetch, 4)
+        await second.until_quiet()
 
 
 async def test_a_session_with_the_wrong_key_is_refused_and_counted() -> None:

@@ -21,16 +21,27 @@ class Stored:
     root: bytes
     medium: str
 
+    @property
+    def named(self) -> int:
+        """How many blocks it names."""
+        return len(self.hashes)
+
 
 @dataclass(frozen=True, slots=True)
 class Removed:
     hashes: Sequence[bytes]
     medium: str
 
+    @property
+    def named(self) -> int:
+        return len(self.hashes)
+
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
     """Whatever was told before is void."""
+
+    named = 0
 
 
 Event: TypeAlias = Stored | Removed | Cleared
@@ -52,4 +63,4 @@ class Batch:
     @property
     def blocks(self) -> int:
         """How many hashes it names."""
-        return sum(len(event.hashes) for event in self.events if not isinstance(event, Cleared))
+        return sum(event.named for event in self.events)

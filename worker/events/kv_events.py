@@ -12,6 +12,8 @@ from worker.events.log import EventLog
 
 # Most blocks that one part of a snapshot, or one event, names: 150 KB with their tokens.
 PART_BLOCKS = 512
+# Most blocks that one batch names: a long prompt may come from a store in one step, and messages have limits.
+BATCH_BLOCKS = 2048
 # Blocks of live requests whose tokens are remembered until a rank reports them.
 MOST_COMING = 65_536
 _UNKNOWN = BlockText(b"", b"")
@@ -57,8 +59,8 @@ class KvEvents:
             block = self._blocks.get(content)
             if block is not None and not block.holders:
                 del self._blocks[content]
-        if events:
-            self.log.add(rank, events)
+        for together in _batches(events):
+            self.log.add(rank, together)
 
     async def batches(self, from_sequence: int) -> AsyncIterator[Batch]:
         """Every batch from this number on; first a snapshot, if it is 0 or that batch is not kept. A reader that is too
@@ -150,6 +152,21 @@ class KvEvents:
 
 def _bit(rank: int, medium: str) -> int:
     return 1 << (len(_MEDIA) * rank + _MEDIA.index(medium))
+
+
+def _batches(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """The events in order, in as few batches as their limit allows."""
+    together: list[Event] = []
+    blocks = 0
+    for event in events:
+        named = event.named
+        if together and blocks + named > BATCH_BLOCKS:
+            yield together
+            together, blocks = [], 0
+        together.append(event)
+        blocks += named
+    if together:
+        yield together
 
 
 def _parts(contents: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

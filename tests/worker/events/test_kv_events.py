@@ -103,6 +103,19 @@ def test_what_a_rank_reports_twice_is_told_once() -> None:
     assert events.log.last == 2
 
 
+def test_a_long_report_is_told_in_several_batches() -> None:
+    events, hashes = events_of(), chain_hashes(range(64 * 3000))
+    events.observe(0, StepResult(0, [], WorkerLoad(), stored_blocks=hashes, stored_parents=[b"", *hashes[:-1]]))
+    told: list[bytes] = []
+    for number in range(1, events.log.last + 1):
+        batch = events.log.batch(number)
+        assert batch is not None and batch.blocks <= kv_events.BATCH_BLOCKS
+        for event in batch.events:
+            assert isinstance(event, Stored)
+            told += event.hashes
+    assert told == hashes
+
+
 indices = st.lists(st.integers(0, len(CHAIN) - 1), unique=True, max_size=4)
 reports = st.tuples(st.integers(0, RANKS - 1), indices, indices, indices, indices)
 
