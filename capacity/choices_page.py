@@ -58,6 +58,8 @@ config decode --resolved --model DIR --gpus 4` shows them without starting anyth
   the published formats in any case.
 - **GPUs**: without `--gpus` a worker takes as few as hold the model and {requests} requests of {tokens:,} tokens
   each. A model or a setting that the cards have no room for is refused before anything starts, with what fits.
+- **Host memory**: stores of one machine share a quarter of what is available when the first worker attaches
+  (`kvstore.memory_share`), and [blocks that a pool evicts](kv-transfer.md#host-memory-under-the-pool) stay on a GPU.
 - **On a CPU nothing is chosen**: the defaults are what [was measured there](performance-cpu.md). Nor is anything on
   several hosts, which have run nothing on GPUs yet, but for the layout.
 

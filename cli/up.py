@@ -12,7 +12,7 @@ import typer
 from cli.aims import BALANCED, AimOption, ExactOption, check_aim
 from cli.endpoints import API_KEY_VARIABLE, HostOption
 from cli.settings.check import GatewayKeys, check_memory, check_settings, check_weights, gateway_config, gateway_keys
-from launcher.composition import compose, device_list
+from launcher.composition import compose, device_list, idle_gpus
 from launcher.gpus import find_gpus
 from launcher.hub import find_model, served_name
 from launcher.log_lines import NAME, LinePrinter
@@ -176,6 +176,8 @@ async def _run(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: GatewayKeys) 
 
 async def _run_mesh(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: GatewayKeys, printer: LinePrinter) -> None:
     printer(NAME, f"starting {device_list(specs)}")
+    if (idle := idle_gpus(plan, specs)) is not None:
+        printer(NAME, idle)
     if plan.metrics_port is not None:
         ports = "  ".join(f"{spec.name} {spec.metrics_port}" for spec in specs)
         printer(NAME, f"metrics: http://{HOST}:PORT/metrics, the ports being {ports}")

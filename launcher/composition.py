@@ -41,6 +41,15 @@ def device_list(specs: Sequence[ServiceSpec]) -> str:
     return ", ".join(f"{spec.name} on {_device(spec.gpu)}" for spec in workers)
 
 
+def idle_gpus(plan: MeshPlan, specs: Sequence[ServiceSpec]) -> str | None:
+    """What to say of GPUs that no worker computes on; None if there are none."""
+    used = {name for spec in specs if spec.gpu is not None for name in spec.gpu.own}
+    found = len(plan.gpus)
+    if not used or len(used) == found:
+        return None
+    return f"{len(used)} of {found} GPUs serve the model, which needs no more: --gpus {found} divides it among all"
+
+
 def split_settings(settings: Sequence[str]) -> dict[str, list[str]]:
     """Settings by service: "decode.engine.max_requests=8" is listed under "decode", without the prefix.
 

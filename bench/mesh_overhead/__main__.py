@@ -104,6 +104,8 @@ def engine_values(options: Options) -> dict[str, Any]:
         "graph_rows": [options.streams],
         "max_step_tokens": STEP_TOKENS,
         "context_tokens": options.prompt_tokens + options.tokens,
+        # A worker on a GPU would choose drafts, which the engine alone does not.
+        "drafts": {"next_n": 0},
         # The bench runs each kind of step once before it measures.
         "warm_up": "off",
     }

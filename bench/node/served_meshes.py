@@ -13,7 +13,7 @@ RANGE_RATIO = 0.3
 TTFT_MS = 2000.0
 # For a model with all layers.
 TPOT_MS = 50.0
-PREFILL_STEP_TOKENS = 8192
+PREFILL_STEP_TOKENS, STEP_TOKENS = 8192, 2048
 MESHES = ("ifb", "aligned ifb", "divided ifb", "pd")
 # How many steps prompts wait in "aligned ifb".
 PROMPT_WAIT_STEPS = 8
@@ -63,6 +63,8 @@ def write_model(directory: Path, layers: int, mtp_modules: int = 0) -> Path:
 def settings_of(mesh: str, options: Options) -> list[str]:
     """The mesh's settings, as for `deepmesh up --set`."""
     both = [f"engine.max_requests={options.max_requests}", f"engine.drafts.next_n={options.next_n}"]
+    # What the published tables were measured with, whatever a worker would choose.
+    both.append("engine.balance.redundant=0")
     if options.model is None:
         both += ["engine.random_weights=true", "engine.kv_dtype=float8_e4m3fn", "engine.context_tokens=16384"]
     decode = [f"decode.{setting}" for setting in both]
@@ -71,8 +73,7 @@ def settings_of(mesh: str, options: Options) -> list[str]:
         divided = mesh == "divided ifb"
         ranks = [f"parallel.dp={options.gpus}", f"parallel.prompt_wait_steps={steps}"]
         ranks.append(f"parallel.context_parallel_tokens={DIVIDED_TOKENS if divided else 'null'}")
-        if divided:
-            ranks.append(f"max_step_tokens={DIVIDED_STEP_TOKENS}")
+        ranks.append(f"max_step_tokens={DIVIDED_STEP_TOKENS if divided else STEP_TOKENS}")
         return [*decode, *(f"decode.engine.{setting}" for setting in ranks), *options.settings]
     apart = f"engine.parallel.dp={options.gpus // 2}"
     prefill = [*both, f"engine.max_step_tokens={PREFILL_STEP_TOKENS}", apart]

@@ -190,6 +190,10 @@ def prompt_share(at: Situation) -> Choice:
     return Choice("prompt_share", None, why)
 
 
+def host_blocks(at: Situation) -> Choice:
+    return Choice("host_blocks", "auto", "none on a GPU: copies through page-locked memory have not run on one")
+
+
 def slot_bytes(at: Situation) -> Choice:
     return Choice(
         "transfer.slot_bytes", TransferConfig().slot_bytes, "the host's cost of a segment does not depend on its size"
@@ -212,6 +216,7 @@ RULES: Sequence[Rule] = (
     prompt_wait_steps,
     mixed_step_ms,
     prompt_share,
+    host_blocks,
 )
 
 

@@ -15,6 +15,7 @@ import pytest_asyncio
 from deepmesh.internal.v1 import kvstore_pb2, scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from typer.testing import CliRunner
 
+from capacity.shapes import DEEPSEEK_R1, EXPERTS
 from cli.commands import build
 from cli.config import Service
 from cli.main import INTERRUPTED
@@ -27,6 +28,7 @@ from tests.support.addresses import NOWHERE
 from tests.support.command import run_here
 from tests.support.programs import ROOT, run_program
 from tests.support.scripted_gateway import Delta, ScriptedGateway
+from tests.support.situations import card_of
 from tools.make_checkpoint import checkpoint_config
 
 DEEPMESH = "import sys; from cli.main import main; sys.argv[0] = 'deepmesh'; main()"
@@ -257,6 +259,50 @@ def test_up_draws_weights_of_a_model_without_any(tmp_path: Path, monkeypatch: py
         build()(command, standalone_mode=False)
     build()([*command, "--random-weights"], standalone_mode=False)
     assert any("engine.random_weights=true" in spec.settings for spec in started if spec.name == "decode-0")
+
+
+@pytest.mark.parametrize(("cards", "ranks"), [(8, 4), (4, 4)])
+def test_up_takes_as_few_gpus_as_hold_the_model(
+    cards: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[ServiceSpec] = []
+    machine(monkeypatch, cards, started)
+    build()(["up", *r1_in(tmp_path), "--random-weights", "--aim", "throughput"], standalone_mode=False)
+    (worker,) = (spec for spec in started if spec.gpu is not None)
+    assert worker.gpu is not None and worker.gpu.ranks == ranks
+    assert "engine.aim=throughput" in worker.settings
+
+
+@pytest.mark.parametrize(("cards", "told"), [(2, "take 4 GPUs"), (8, "lower engine.max_step_tokens to at most")])
+def test_up_refuses_what_its_cards_cannot_hold(
+    cards: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, cards, [])
+    steps = [] if cards == 2 else ["--gpus", "8", "--set", "decode.engine.max_step_tokens=1000000"]
+    with pytest.raises(ConfigError, match=f"^decode-0: .*{told}"):
+        build()(["up", *r1_in(tmp_path), "--random-weights", *steps], standalone_mode=False)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, cards: int, started: list[ServiceSpec]) -> None:
+    """A machine with this many H200, on which nothing is started."""
+
+    async def record(plan: MeshPlan, specs: Sequence[ServiceSpec], keys: object) -> None:
+        started.extend(specs)
+
+    found = [card_of("h200")] * cards
+    monkeypatch.setattr("cli.up._run", record)
+    monkeypatch.setattr("cli.up.find_gpus", lambda: tuple(map(str, range(cards))))
+    monkeypatch.setattr("launcher.memory.find_cards", lambda: found)
+    monkeypatch.setattr("launcher.memory.cards_for", lambda engine: found)
+
+
+def r1_in(directory: Path) -> list[str]:
+    """Options that serve R1's shape with INT4 experts from this folder."""
+    shape = {**DEEPSEEK_R1, "quantization_config": EXPERTS["w4a8"]}
+    (directory / "config.json").write_text(json.dumps(shape, default=dict))
+    (directory / "tokenizer.json").write_text("{}")
+    ports = ("--http-port", "--grpc-port", "--scheduler-port")
+    return ["--model", str(directory), "--metrics-port", "0", *(f"{each}={free_port()}" for each in ports)]
 
 
 async def test_up_refuses_a_wrong_setting_before_it_starts_anything() -> None:

@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from kvstore.config import KvStoreConfig
-from launcher.composition import STORES_MEMORY, compose, device_list, split_settings
+from launcher.composition import STORES_MEMORY, compose, device_list, idle_gpus, split_settings
 from launcher.plan import MeshPlan, ServiceSpec
 from mesh.config import overridden
 from mesh.errors import ConfigError
@@ -41,6 +42,15 @@ def test_workers_and_scheduler_are_told_the_endpoints_of_the_stores() -> None:
 def test_workers_transfer_kv_if_there_are_prefill_workers_or_stores(plan: MeshPlan) -> None:
     assert last_value(by_name(plan)["decode-0"], "engine.transfer") == {}
     assert last_value(by_name(MeshPlan(None))["decode-0"], "engine.transfer") is None
+
+
+def test_gpus_that_no_worker_takes_are_told() -> None:
+    plan = MeshPlan(None, gpus=("0", "1", "2"), parallel={"decode": {"ranks": 2}})
+    assert idle_gpus(plan, compose(plan)) == (
+        "2 of 3 GPUs serve the model, which needs no more: --gpus 3 divides it among all"
+    )
+    assert idle_gpus(replace(plan, gpus=("0", "1")), compose(replace(plan, gpus=("0", "1")))) is None
+    assert idle_gpus(MeshPlan(None), compose(MeshPlan(None))) is None
 
 
 def test_every_service_is_told_the_endpoint_of_the_scheduler() -> None:
