@@ -1,13 +1,13 @@
-"""The time to first token of a prompt with a known prefix: computed again, from the worker's pool, from a KV store's
-memory, from its disk.
+"""The time to first token of a prompt with a known prefix: computed again, from the pool, from host memory, from a KV
+store's memory, from its disk.
 
     python -m bench.prefix_ttft [--prefix-tokens 8192] [--directory ON_THE_DISK]
 
 A mesh of one prefill worker, one decode worker and one store serves the shipped model. Each repeat draws a new prefix
 and sends it with different endings: first when no process has it; again at once, when the prefill worker's pool holds
-it; and after prompts that push it out of both pools, when only the store holds it. Then the same is done with a store
-that has a disk and memory for two such prompts, so that the other prompts push the prefix out of memory too. The
-answer's usage says how many tokens were not computed again.
+it; and after prompts that push it out of both pools, when only the store holds it. Then the same is done with workers
+that keep evicted blocks in host memory; and with a store that has a disk and memory for two such prompts, so that the
+other prompts push the prefix out of memory too. The answer's usage says how many tokens were not computed again.
 """
 
 import argparse
@@ -83,11 +83,14 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(options: Options, log: Path, console: Console, *settings: str) -> AsyncIterator[Scene]:
+async def scene(
+    options: Options, log: Path, console: Console, *settings: str, host_blocks: int = 0
+) -> AsyncIterator[Scene]:
     # The pools have room for two such prompts, so that the next ones push a prefix out.
-    pools = [f"{role}.engine.total_blocks={_room_for_two(options)}" for role in ("prefill", "decode")]
+    sizes = {"total_blocks": _room_for_two(options), "host_blocks": host_blocks}
+    memories = [f"{role}.engine.{key}={blocks}" for role in ("prefill", "decode") for key, blocks in sizes.items()]
     async with (
-        model_mesh(log, prefill=1, stores=1, settings=[*pools, "decode.can_prefill=false", *settings]) as mesh,
+        model_mesh(log, prefill=1, stores=1, settings=[*memories, "decode.can_prefill=false", *settings]) as mesh,
         grpc.aio.insecure_channel(mesh.gateway) as channel,
     ):
         running = Scene(gateway_pb2_grpc.GatewayServiceStub(channel), options, console)
@@ -105,6 +108,13 @@ async def run(options: Options, log: Path, console: Console) -> dict[str, list[A
             await it.push_out()
             await it.ask(prefix, "store's memory")
     answers = it.answers
+    async with scene(options, log, console, host_blocks=2 * OTHERS * _room_for_two(options)) as it:
+        for _ in range(options.repeats):
+            prefix = await it.new()
+            await it.ask(prefix, "recomputed")
+            await it.push_out()
+            await it.ask(prefix, "host memory")
+    answers = _merged(answers, it.answers)
     with TemporaryDirectory(dir=options.directory) as directory:
         memory_bytes = _room_for_two(options) * BLOCK_BYTES
         disk = (f"kvstore.disk.path={directory}", f"kvstore.disk.bytes={STORE_BYTES}", "kvstore.disk.least_uses=0")
@@ -114,7 +124,11 @@ async def run(options: Options, log: Path, console: Console) -> dict[str, list[A
                 await it.ask(prefix, "recomputed")
                 await it.push_out()
                 await it.ask(prefix, "store's disk")
-    return {case: answers.get(case, []) + it.answers.get(case, []) for case in answers | it.answers}
+    return _merged(answers, it.answers)
+
+
+def _merged(first: dict[str, list[Answer]], second: dict[str, list[Answer]]) -> dict[str, list[Answer]]:
+    return {case: first.get(case, []) + second.get(case, []) for case in first | second}
 
 
 def _room_for_two(options: Options) -> int:

@@ -50,6 +50,8 @@ async def trace_request() -> list[Span]:
             settings = (
                 *(f"{service}.observe.otlp_endpoint={collector.endpoint}" for service in SERVICES),
                 *(f"{worker}.engine.total_blocks={POOL_BLOCKS}" for worker in ("prefill", "decode")),
+                # Else a worker's own memory would have what the trace shows a store to bring.
+                *(f"{worker}.engine.host_blocks=0" for worker in ("prefill", "decode")),
                 "decode.can_prefill=false",
             )
             async with model_mesh(Path(directory) / "log", prefill=1, stores=1, settings=settings) as mesh:
