@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig
 from engine.memory.memory_plan import FRAGMENTATION, LIBRARY_BYTES, blocks_for_others, transfer_bytes
-from engine.memory.weight_bytes import BF16, FLOAT32, KeptWeights, weight_bytes
+from engine.memory.weight_bytes import BF16, FLOAT32, KeptWeights, WeightBytes, weight_bytes
 from engine.model.chunks import CHUNK_TOKENS, DIVIDED_CHUNKS
 from engine.model.config import ModelConfig
 from engine.model.indexer_config import MOST_SCORES
@@ -74,7 +74,7 @@ def reckon(model: ModelConfig, card: Card, engine: EngineConfig, kept: KeptWeigh
     states = max(model.draft_layers - 1, 0) * model.hidden_size * BF16
     found = RankMemory(
         there=int(card.memory_bytes * engine.memory_share),
-        weights=weights.total - weights.drafts,
+        weights=weights.total - weights.drafts - _offloaded_bytes(engine, weights),
         copies=weights.with_copies(engine.balance.redundant).total - weights.total if layout.ep > 1 else 0,
         drafts=weights.drafts,
         work=int((1 + FRAGMENTATION) * _step_bytes(model, engine, layout)),
@@ -97,6 +97,13 @@ def reckon(model: ModelConfig, card: Card, engine: EngineConfig, kept: KeptWeigh
     if engine.total_blocks is not None:
         blocks = engine.total_blocks if engine.total_blocks + foreign <= affordable else 0
     return replace(found, blocks=blocks, foreign_blocks=foreign)
+
+
+def _offloaded_bytes(engine: EngineConfig, weights: WeightBytes) -> int:
+    """Experts that lie in host memory; with "auto" as many as can."""
+    layers, slots = engine.offload.layers, engine.offload.slots
+    offloaded = weights.expert_layers if layers == "auto" else min(layers, weights.expert_layers)
+    return max(offloaded - slots, 0) * weights.layer_experts
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:

@@ -104,6 +104,15 @@ def test_a_model_takes_the_fewest_gpus_that_hold_it(experts: str, card: str, ran
     assert fewest_ranks(engine_of(1), WorkerRole.DECODE, model, card_of(card), drafts=True, most=8) == ranks
 
 
+@pytest.mark.parametrize("layers", [22, "auto"])
+def test_experts_in_host_memory_take_none_of_the_gpus(layers: int | str) -> None:
+    """R1's INT4 experts on two H200, as docs/sizing.md has it."""
+    engine = engine_of(parallel={"dp": 2, "ep": 2}, offload={"layers": layers}, context_tokens=32768)
+    assert check_fits(model_of(), card_of(), engine).weights < 140e9
+    with pytest.raises(ConfigError):
+        check_fits(model_of(), card_of(), with_value(engine, "offload.layers", 0))
+
+
 @pytest.mark.parametrize(
     ("ranks", "card", "told"),
     [
