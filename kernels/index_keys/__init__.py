@@ -9,6 +9,8 @@ their 64 scales in float32, which are powers of two (ue8m0). There keys and quer
 first: that leaves their products as they are, and spreads what is large in one number over all of them.
 """
 
+from types import ModuleType
+
 import torch
 
 from kernels.index_keys import reference
@@ -41,16 +43,17 @@ def write_keys(
 ) -> None:
     """Normalize and rotate the tokens' keys, and write them to their slots.
 
-    projected: [tokens, width]; weight, bias: [width] float32; rotations: [tokens, pairs] complex64, for the first 2 *
-    pairs numbers of a key: those next to each other are a pair if `interleaved`, else those half of them apart; slots:
-    [tokens] int64, distinct; pool: [blocks, 64, ...] contiguous, one layer's, see `pool_shape`. No tokens write
-    nothing.
+    projected: [tokens, width], a power of two; weight, bias: [width] float32; rotations: [tokens, pairs] complex64, for
+    the first 2 * pairs numbers of a key: those next to each other are a pair if `interleaved`, else those half of them
+    apart; slots: [tokens] int64, distinct; pool: [blocks, 64, ...], one layer's, see `pool_shape`. All contiguous. No
+    tokens write nothing.
     """
     tokens, width = projected.shape
     assert slots.shape == (tokens,) and rotations.shape[0] == tokens and 2 * rotations.shape[1] <= width
-    assert weight.shape == bias.shape == (width,) and pool.is_contiguous()
+    assert weight.shape == bias.shape == (width,) and projected.is_contiguous() and pool.is_contiguous()
+    assert rotations.is_contiguous() and width & (width - 1) == 0
     assert pool.shape[1:] == pool_shape(width, _kept(pool))[0]
-    reference.write_keys(projected, weight, bias, EPSILON, rotations, slots, pool, interleaved)
+    _backend(projected).write_keys(projected, weight, bias, EPSILON, rotations, slots, pool, interleaved)
 
 
 def make_queries(
@@ -62,7 +65,11 @@ def make_queries(
     `write_keys`.
     """
     assert weights.shape == projected.shape[:2] and weights.dtype == torch.float32
-    return reference.make_queries(projected, weights, rotations, pool.dtype == torch.uint8, interleaved)
+    assert projected.is_contiguous() and weights.is_contiguous() and rotations.is_contiguous()
+    queries: IndexQueries = _backend(projected).make_queries(
+        projected, weights, rotations, pool.dtype == torch.uint8, interleaved
+    )
+    return queries
 
 
 def read_keys(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -82,3 +89,12 @@ def copy_in(copied: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> No
 
 def _kept(pool: torch.Tensor) -> torch.dtype:
     return torch.float8_e4m3fn if pool.dtype == torch.uint8 else pool.dtype
+
+
+def _backend(x: torch.Tensor) -> ModuleType:
+    if x.is_cuda:
+        # Imported here: a machine without a GPU may lack Triton.
+        from kernels.index_keys import triton
+
+        return triton
+    return reference

@@ -1,4 +1,4 @@
-"""The indexer's queries and keys in plain torch: the definition. It runs on any device, and a graph can capture it."""
+"""The indexer's queries and keys in plain torch: the definition."""
 
 import math
 
@@ -69,7 +69,8 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest magnitude to at most 448.
     """
     largest = x.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
-    scales = torch.exp2(torch.ceil(torch.log2(largest / torch.finfo(torch.float8_e4m3fn).max)))
+    mantissa, exponent = torch.frexp(largest / torch.finfo(torch.float8_e4m3fn).max)
+    scales = torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).int())
     return (x / scales).to(torch.float8_e4m3fn), scales
 
 

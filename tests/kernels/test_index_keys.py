@@ -1,9 +1,12 @@
 import math
+from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
 
 from kernels.index_keys import copy_in, copy_out, make_queries, pool_shape, read_keys, reference, write_keys
+from kernels.index_keys import triton as ours
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.rope import frequencies, rotation_table
 
@@ -34,8 +37,25 @@ def rotated(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
     return out
 
 
+BACKENDS = [reference, ours]
+
+
+@pytest.fixture(autouse=True)
+def _tensors_lie_on_the_device(device: torch.device) -> Iterator[None]:
+    with device:
+        yield
+
+
+@pytest.fixture(params=BACKENDS, ids=["definition", "triton"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """What computes: on a CPU Triton's kernels are interpreted."""
+    monkeypatch.setattr("kernels.index_keys._backend", lambda _: request.param)
+    return request.param
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("backend")
 def test_keys_are_normalized_rotated_and_written_to_their_slots(dtype: torch.dtype, interleaved: bool) -> None:
     projected, weight, bias = torch.randn(TOKENS, WIDTH) * 3 + 1, torch.randn(WIDTH), torch.randn(WIDTH)
     slots, pool = torch.randperm(BLOCKS * BLOCK_TOKENS)[:TOKENS], empty_pool(dtype)
@@ -67,6 +87,7 @@ def test_scales_are_the_least_powers_of_two_that_fit() -> None:
     assert not reference.quantize(torch.zeros(1, WIDTH))[0].float().any()
 
 
+@pytest.mark.usefixtures("backend")
 def test_quantized_queries_have_their_scales_in_the_weights() -> None:
     projected, weights = torch.randn(TOKENS, HEADS, WIDTH), torch.randn(TOKENS, HEADS)
     plain, quantized = (
@@ -92,3 +113,20 @@ def test_keys_move_between_pools_bit_for_bit(dtype: torch.dtype) -> None:
         # Scales follow the keys of a block.
         block = source[1].flatten()
         assert torch.equal(copy_out(source, torch.tensor([64 + 3])), torch.cat((block[96:128], block[2060:2064]))[None])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernels_round_as_the_definition_does(dtype: torch.dtype, interleaved: bool) -> None:
+    projected, slots = torch.randn(TOKENS, WIDTH).bfloat16(), torch.randperm(BLOCKS * BLOCK_TOKENS)[:TOKENS]
+    weight, bias, pools = torch.randn(WIDTH), torch.randn(WIDTH), [empty_pool(dtype) for _ in BACKENDS]
+    for backend, pool in zip(BACKENDS, pools, strict=True):
+        backend.write_keys(projected, weight, bias, 1e-6, rotations(), slots, pool, interleaved)
+    queries, weights = torch.randn(TOKENS, HEADS, WIDTH).bfloat16(), torch.randn(TOKENS, HEADS)
+    quantized = dtype == torch.float8_e4m3fn
+    made = [each.make_queries(queries, weights, rotations(), quantized, interleaved) for each in BACKENDS]
+    error = 1e-5 if dtype == torch.float32 else 4e-3
+    pairs = [[read_keys(pool, slots).float() for pool in pools], [each.values.float() for each in made]]
+    for defined, found in pairs:
+        assert (found - defined).norm() <= error * defined.norm()
+    assert torch.equal(made[0].weights, made[1].weights)
