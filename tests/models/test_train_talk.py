@@ -8,6 +8,7 @@ from tokenizers import Tokenizer as VocabularyTokenizer
 
 from eval.tasks.problem import belongs_to_test
 from gateway.chat import ChatTemplate, TemplateOptions
+from gateway.jinja_template import JinjaTemplate
 from gateway.signs import NO_SIGNS
 from gateway.tokenizer import load_tokenizer
 from gateway.tool_formats.deepseek import OUTPUT_BEGIN, OUTPUT_END, V31
@@ -42,7 +43,8 @@ def messages_of(turns: Sequence[Turn]) -> list[ChatMessage]:
 
 
 def test_the_gateway_writes_tools_as_they_were_trained_on() -> None:
-    template = ChatTemplate(CHAT_TEMPLATE, load_tokenizer(shipped_model()))
+    tokenizer = load_tokenizer(shipped_model())
+    template = ChatTemplate(JinjaTemplate(CHAT_TEMPLATE, tokenizer), tokenizer)
     vocabulary = VocabularyTokenizer.from_file(str(shipped_model() / "tokenizer.json"))
     random = Random(0)
     for _ in range(20):
