@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from engine.batch import Batch, StepShape
+from engine.blocks.block_tables import BlockTables
 from engine.engine import Engine
 from engine.moves import host_slots
 from engine.moves.host_slots import PlainSlots
 from engine.oracle.backend import OracleBackend
 from engine.oracle.tokens import oracle_tokens
 from engine.protocol.messages import Cancel
+from engine.requests.intake import make_request
 from mesh.blocks import chain_hashes
 from mesh.domain.targets import StoreTarget
 from tests.support.disaggregation import moving_engine
@@ -310,3 +312,25 @@ def test_prefixes_of_tenants_with_other_salts_stay_apart() -> None:
     finished(engine, submit_of(2, prompt_of(64 * 7 + 10, seed=2), 1))
     assert finished(engine, submit_of(3, prompt, 1, cache_salt=b"b")).cached_tokens == {3: 0}
     assert finished(engine, submit_of(4, prompt, 1, cache_salt=b"a")).cached_tokens == {4: 320}
+
+
+def test_blocks_with_incomplete_draft_layers_come_back_as_such() -> None:
+    engine = oracle_engine(total_blocks=8, host_blocks=32)
+    prompt = prompt_of(64 * 5 + 10, seed=1)
+    tables = BlockTables(engine.pool, prefix_cache=True)
+    request = make_request(submit_of(9, prompt, 5), frozenset(), (0, 0))
+    tables.fill(request, ())
+    request.progress.lack_drafts(3)
+    request.progress.landed(64 * 5)
+    tables.register(request)
+    tables.release(request)
+    finished(engine, submit_of(2, prompt_of(64 * 7 + 10, seed=2), 5))
+    engine.submit(submit_of(3, prompt, 5))
+    transcript = Transcript()
+    transcript.record(engine.step())
+    assert status(engine).read_blocks == 5
+    (first,) = [output for step in transcript.run(engine).steps for output in step.outputs if output.cached_tokens]
+    assert (first.cached_tokens, first.drafts_end) == (320, 3)
+    # What it adds to the chain is reported as incomplete too.
+    draftless = {block for step in transcript.steps for block in step.draftless_blocks}
+    assert draftless == set(chain_hashes(prompt)[3:])

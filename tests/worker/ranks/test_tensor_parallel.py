@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -48,6 +49,42 @@ async def test_a_model_over_two_processes_generates_the_tokens_of_transformers(t
         await eventually(lambda: transcript.ends.keys() == set(keys))
     for key, prompt in zip(keys, prompts, strict=True):
         assert_greedy(load_oracle(checkpoint), prompt, transcript.token_ids[key])
+
+
+@pytest.mark.check("layouts")
+async def test_following_ranks_get_what_the_first_reads_from_host(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path)
+    prompts = [random_prompt(300, seed=seed) for seed in range(3)]
+    parallel = ParallelConfig(tp=2)
+    config = EngineConfig(
+        model_dir=checkpoint, device="cpu", total_blocks=8, host_blocks=32, threads=1, parallel=parallel
+    )
+    async with running_group(config) as (group, transcript):
+        for prompt in (*prompts, *prompts):
+            key = submit_to(group, prompt, 10)
+            await eventually(partial(transcript.ends.__contains__, key))
+            assert_greedy(load_oracle(checkpoint), prompt, transcript.token_ids[key])
+        tier = group.load.host_tier
+        assert tier is not None and tier.read_blocks > 3
+
+
+async def test_a_prompt_returns_to_the_rank_that_kept_it() -> None:
+    config = oracle_config(parallel=ParallelConfig(dp=2), total_blocks=12, host_blocks=200)
+    prompts, ranks = [prompt_of(650, seed) for seed in range(6)], list[int]()
+    async with running_group(config) as (group, transcript):
+        for number, prompt in enumerate((*prompts, *prompts)):
+            if number in (1, 3, 4):
+                # A request of another prompt, so that the ranks get some of them each.
+                submit_to(group, prompt_of(20, 100 + number), 200)
+            key = submit_to(group, prompt, 10)
+            ranks.append(group.rank_of(key))
+            await eventually(partial(transcript.ends.__contains__, key))
+            assert transcript.token_ids[key] == oracle_tokens(prompt, 10, VOCABULARY)
+            await eventually(lambda: group.load.running_requests == 0)
+            if number >= len(prompts):
+                assert transcript.cached_tokens[key] == 640
+    assert set(ranks) == {0, 1}
+    assert ranks[len(prompts) :] == ranks[: len(prompts)]
 
 
 @pytest.mark.parametrize("step_ms", [0.0, 1000.0], ids=["at rest", "in a step"])
