@@ -15,23 +15,25 @@ from capacity.cards import GPUS, H200, Gpu
 from capacity.floor import BF16, decode_floor, decode_operations
 from capacity.memory import Weights, weights_of
 from capacity.shapes import SHAPES
-from engine.memory.memory_plan import blocks_for_others
-from engine.memory.rank_memory import work_bytes
+from engine.config import EngineConfig, kept_weights
+from engine.memory.rank_memory import POOL_SHARE, RankMemory, reckon
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.quantization import AT_LOAD, Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
+from engine.settings.card import Card
+from engine.settings.resolve import resolve_settings
 from mesh.blocks import BLOCK_TOKENS
 from mesh.cost_file import CostFile
 from mesh.costs import CostModel
+from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 
 # The layout and the card that the shipped cost files were measured on.
 MEASURED_SHAPE, MEASURED_GPU = "r1-ep8-rank", "h200"
 # Steps of a plan's cost model are predicted at these numbers of requests.
 GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
-# The share of memory that the engine uses, and the tokens of the largest step for which it reserves memory.
-POOL_SHARE = 0.95
+# Tokens of the steps of a worker that has experts in host memory.
 STEP_TOKENS = 16384
 SLOTS = OffloadConfig().slots
 
@@ -103,13 +105,8 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
             f"--offload {asked.offloaded}: expected {SLOTS + 1} to {weights.expert_layers} layers, of which the GPU has"
             f" room for {SLOTS} at a time, or 0"
         )
-    work = work_bytes(config, STEP_TOKENS, BF16, asked.gpus)
-    free_bytes = gpu.memory_bytes - weights.total - work
-    free_bytes *= POOL_SHARE if free_bytes > 0 else 1
-    token_bytes = config.kv_token_bytes(asked.kv_item_bytes)
-    blocks = max(0, int(free_bytes // (token_bytes * BLOCK_TOKENS)))
-    if asked.gpus > 1:
-        blocks -= blocks_for_others(config.max_position_embeddings, blocks)
+    memory = _memory(config, asked, gpu, asked.offloaded)
+    blocks, token_bytes = memory.blocks, config.kv_token_bytes(asked.kv_item_bytes)
     file = _predicted_costs(config, asked, gpu, weights.host / gpu.link_rate)
     costs = file.costs
     each_blocks = -(-(asked.prompt_tokens + asked.output_tokens) // BLOCK_TOKENS)
@@ -124,8 +121,8 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
         weights_bytes=weights.total,
         experts_bytes=weights.experts,
         host_bytes=weights.host,
-        offload_needed=_offload_needed(whole, work, each_blocks * BLOCK_TOKENS * token_bytes, gpu),
-        free_bytes=free_bytes,
+        offload_needed=_offload_needed(config, asked, whole, each_blocks * BLOCK_TOKENS * token_bytes, gpu),
+        free_bytes=(memory.there - memory.taken) * (POOL_SHARE if blocks else 1),
         kv_token_bytes=token_bytes,
         kv_tokens=blocks * BLOCK_TOKENS,
         requests=requests,
@@ -196,11 +193,27 @@ def _selection(config: ModelConfig, measured: CostModel, index_pairs_ms: float) 
     }
 
 
-def _offload_needed(weights: Weights, work: int, request_bytes: int, gpu: Gpu) -> int | None:
+def _memory(config: ModelConfig, asked: Asked, gpu: Gpu, offloaded: int) -> RankMemory:
+    """What a GPU holds of a worker with the settings that it would choose, without drafts: their steps are not
+    predicted. A worker that has experts in host memory computes prompts, in the largest steps.
+    """
+    settings: dict[str, object] = {"parallel": {"dp": asked.gpus, "ep": asked.gpus}}
+    if asked.kv_item_bytes == 1:
+        settings["kv_dtype"] = "float8_e4m3fn"
+    if offloaded:
+        settings |= {"max_step_tokens": STEP_TOKENS, "offload": {"layers": offloaded}}
+    engine = EngineConfig.model_validate({"model_dir": "planned", **settings})
+    card = Card(asked.gpu, int(gpu.memory_bytes), gpu.capability)
+    chosen = resolve_settings(engine, WorkerRole.DECODE, config, [card], drafts=False).engine
+    return reckon(config, card, chosen, kept_weights(chosen, "cuda"))
+
+
+def _offload_needed(config: ModelConfig, asked: Asked, weights: Weights, request_bytes: int, gpu: Gpu) -> int | None:
+    memory = _memory(config, asked, gpu, weights.expert_layers)
     need = MemoryNeed(
         weights=weights.total,
         layer_experts=weights.layer_experts,
-        work=work,
+        work=memory.taken - memory.weights,
         kv=int(request_bytes / POOL_SHARE),
         free=int(gpu.memory_bytes),
     )

@@ -43,7 +43,7 @@ def test_the_measured_layout_is_predicted_to_take_what_was_measured() -> None:
 def test_r1_in_fp8_needs_eight_cards() -> None:
     four, eight = plan(R1, replace(EIGHT, gpus=4)), plan(R1, EIGHT)
     assert not four.fits and four.requests == four.decode_per_minute == 0
-    assert eight.fits and eight.kv_tokens > 430_000
+    assert eight.fits and eight.kv_tokens > 300_000
 
 
 def test_fp8_kv_holds_twice_as_many_tokens() -> None:
