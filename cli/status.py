@@ -222,12 +222,13 @@ def _rank_row(number: int, rank: workers_pb2.RankStatus, worker: workers_pb2.Wor
 
 
 def _figures(load: workers_pb2.WorkerLoad, most_requests: int, blocks: int, cached_blocks: int) -> tuple[str, ...]:
+    hosted = f"\n+ {load.host_tier.used_blocks:,} on host" if load.HasField("host_tier") else ""
     return (
         f"{load.running_requests}/{most_requests}",
         str(load.waiting_requests),
         f"{load.queued_prefill_tokens:,}",
         f"{blocks - load.free_blocks:,}/{blocks:,}",
-        f"{cached_blocks:,}",
+        f"{cached_blocks:,}{hosted}",
         f"{load.prefill_tokens_per_second:,.0f}",
         f"{load.decode_step_ms:.1f}",
     )

@@ -3,13 +3,13 @@
 from collections.abc import Collection, Sequence
 from itertools import repeat
 
-from mesh.domain.workers import MAX_RANKS
+from mesh.domain.workers import MAX_RANKS, POOL_BITS
 from scheduler.live_worker import Worker
 from scheduler.prefix_index import Holders, PrefixIndex
 
 
 class CachedBlocks:
-    """Keeps every worker's `Worker.cached` consistent with the common index; nothing else writes either.
+    """Keeps every worker's `Worker.cached` and its count consistent with the common index; nothing else writes either.
 
     The entries are only hints: a limit bounds those of all workers together, and entries beyond it are dropped.
     """
@@ -47,6 +47,7 @@ class CachedBlocks:
             elif len(worker.cached) >= room:
                 break
             worker.cached[block_hash] = ranks
+            worker.pool_blocks += bool(ranks & POOL_BITS)
             for rank in worker.held_by(ranks):
                 self._prefixes.add(rank.number, block_hash)
             if tier is not None:
@@ -71,6 +72,7 @@ class CachedBlocks:
     def _forget(self, worker: Worker, block_hashes: Collection[bytes]) -> None:
         for block_hash in block_hashes:
             ranks = worker.cached.pop(block_hash, 0)
+            worker.pool_blocks -= bool(ranks & POOL_BITS)
             for rank in worker.held_by(ranks):
                 self._prefixes.remove(rank.number, [block_hash])
             if self._anywhere:

@@ -45,6 +45,8 @@ class Worker:
     prompts_end_at: float = 0.0
     # For each block, a bit mask of the ranks that hold it: see `mesh.domain.workers.POOL_BITS`.
     cached: dict[bytes, int] = field(default_factory=dict)
+    # How many of them lie in a pool.
+    pool_blocks: int = 0
     # The worker's number among the standings: the number of its first rank.
     number: int = field(init=False)
     # The numbers of its ranks, as a bit mask.

@@ -98,7 +98,7 @@ class Registry:
             )
         self._renew(worker)
         worker.load, worker.transfers = load, transfers or worker.transfers
-        statuses = ranks or [RankStatus(load, worker.transfers, len(worker.cached))]
+        statuses = ranks or [RankStatus(load, worker.transfers, worker.pool_blocks)]
         now = self._clock()
         worker.observe(statuses, now)
         for rank in worker.ranks:

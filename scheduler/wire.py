@@ -155,7 +155,7 @@ def _status(worker: Worker, registry: Registry) -> scheduler_pb2.WorkerStatus:
         identity=worker_wire.identity_message(worker.identity),
         state=worker_wire.state_name(worker.state),
         load=worker_wire.load_message(worker.load),
-        cached_blocks=len(worker.cached),
+        cached_blocks=worker.pool_blocks,
         transfers=worker_wire.transfers_message(worker.transfers),
         silent=not worker.connected,
     )

@@ -22,6 +22,15 @@ def test_each_rank_of_several_has_a_row_below_its_worker() -> None:
     assert ["rank", "1", "1/4", "0", "0", "1/100", "0", "0", "0.0"] in rows
 
 
+def test_blocks_in_host_memory_are_shown_next_to_the_pools() -> None:
+    load = workers_pb2.WorkerLoad(host_tier=workers_pb2.HostTierStatus(total_blocks=5000, used_blocks=1234))
+    identity = workers_pb2.WorkerIdentity(worker_id="decode-0", total_blocks=100, max_requests=8, ranks=1)
+    worker = scheduler_pb2.WorkerStatus(identity=identity, load=load, cached_blocks=77)
+    shown = StringIO()
+    Console(width=100, file=shown).print(workers_table(scheduler_pb2.WatchWorkersResponse(workers=[worker])))
+    assert "77" in shown.getvalue() and "+ 1,234 on host" in shown.getvalue()
+
+
 def test_a_silent_worker_is_not_said_to_serve() -> None:
     identity = workers_pb2.WorkerIdentity(worker_id="d", model="oracle", max_requests=8, total_blocks=200)
     worker = scheduler_pb2.WorkerStatus(identity=identity, state=workers_pb2.WORKER_STATE_SERVING, silent=True)

@@ -110,6 +110,7 @@ def test_blocks_in_host_memory_continue_those_of_the_pool() -> None:
     # The second is evicted from the pool, the third from host memory.
     registry.record_blocks(lease, False, hashes(2), hashes(3), [HOST])
     assert found_of(registry, 1, 2, 3, 4) == {"a": [(1, 1)], "b": [(4, 0)]}
+    assert [(len(each.cached), each.pool_blocks) for each in registry.workers()] == [(2, 1), (4, 4)]
     registry.leave(lease)
     assert found_of(registry, 1, 2, 3, 4) == {"b": [(4, 0)]}
 
