@@ -18,6 +18,7 @@ from engine.weights.loading import load_model, make_model
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import edit_config, model_backend, random_prompt, rewrite_as_one_file, tiny_checkpoint
 from tests.support.family import FAMILY
+from tests.support.nvfp4 import nvfp4_checkpoint
 from tests.support.oracle_model import load_oracle_of_family, oracle_logits, our_logits, relative_error
 from tests.support.rank_threads import on_each_rank
 from tools.make_checkpoint import checkpoint_config
@@ -113,6 +114,13 @@ def test_fp8_checkpoints_may_leave_indexers_plain(tmp_path: Path) -> None:
     assert relative_error(found[:TOP_K], exact[:TOP_K]) < 0.1 and found.isfinite().all()
     rewrite_as_one_file(source, leave_plain)
     assert dtypes() == {torch.bfloat16}
+
+
+def test_checkpoints_in_nvfp4_leave_indexers_plain(tmp_path: Path) -> None:
+    source, prompt = nvfp4_checkpoint(tmp_path, **{**V32, "num_nextn_predict_layers": 0}), random_prompt(60)
+    exact = our_logits(source, prompt, BLOCKS, [50, 10])
+    found = our_logits(source, prompt, BLOCKS, [50, 10], dtype=torch.bfloat16, weights="quantized")
+    assert relative_error(found[:TOP_K], exact[:TOP_K]) < 0.05 and found.isfinite().all()
 
 
 def test_a_block_has_an_index_key_for_each_token(checkpoint: Path) -> None:
