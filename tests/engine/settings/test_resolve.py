@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from capacity.shapes import DEEPSEEK_V32
 from engine.config import EngineConfig
+from engine.model.config import parse_model_config
 from engine.settings.choice import value_of
 from engine.settings.quality import SHOWN, Shown
 from engine.settings.rules import RULES
@@ -107,6 +109,13 @@ def test_drafts_need_a_module_and_rows_for_them() -> None:
     assert crowded.engine.drafts.next_n == 0
     assert "576 rows of requests and drafts exceed" in reason(crowded, "drafts.next_n")
     assert resolved(role=PREFILL).engine.drafts.next_n == 1
+
+
+def test_a_model_with_indexers_has_no_drafts_by_itself() -> None:
+    indexed = parse_model_config({**DEEPSEEK_V32, "num_nextn_predict_layers": 1})
+    found = resolved(engine_of(8), model=indexed)
+    assert found.engine.drafts.next_n == 0
+    assert "have not run on a GPU" in reason(found, "drafts.next_n")
 
 
 def test_drafts_and_copies_may_take_little_of_the_kv() -> None:
