@@ -23,6 +23,7 @@ def main(
     ] = None,
     minutes: Annotated[float, typer.Option(help="of training in all, evaluation left out")] = 20.0,
     limit: Annotated[float, typer.Option(help="seconds after which this run stops; run again to go on")] = 86400.0,
+    batch: Annotated[int, typer.Option(help="tokens of a step; longer documents are left out", min=2048)] = 65536,
     problems: Annotated[int, typer.Option(help="per task, to be solved at the end")] = 64,
 ) -> None:
     """Train tiny-r1 and write it as FP8 and bfloat16 checkpoints."""
@@ -34,7 +35,7 @@ def main(
     from models.train.report import report
     from models.train.trainer import Trainer
 
-    recipe = RECIPE if start is None else MORE
+    recipe = (RECIPE if start is None else MORE).in_batches_of(batch)
     names = [each.name for each in recipe.stages]
     if stage not in (*names, "all"):
         raise typer.BadParameter(f"choose one of {', '.join(names)}, all", param_hint="--stage")

@@ -28,6 +28,9 @@ class BatchShape:
     # At most this many documents in a batch.
     documents: int
 
+    def shrunk(self, tokens: int) -> "BatchShape":
+        return BatchShape(tokens, min(tokens, self.longest), self.documents)
+
     @property
     def most_boundaries(self) -> int:
         """Most boundaries of documents and padding. The padding is cut into pieces as long as the longest document."""

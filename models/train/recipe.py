@@ -108,6 +108,13 @@ class Recipe:
     balance_speed: float = 0.002
     balance_until: float = 0.9
 
+    def in_batches_of(self, tokens: int) -> "Recipe":
+        """The same with fewer tokens in a step, and without the documents that are longer than a step."""
+        stages = tuple(replace(stage, shape=stage.shape.shrunk(tokens)) for stage in self.stages)
+        checkup = self.checkup
+        fitting = tuple(length for length in checkup.long_tokens if 2 * length <= tokens)
+        return replace(self, stages=stages, checkup=replace(checkup, long_tokens=fitting))
+
     def rate_factor(self, progress: float) -> float:
         """The factor on the rates at this share of the training time."""
         if progress < self.warm_up:
@@ -122,28 +129,25 @@ RECIPE = Recipe(
     TINY_R1, (SHORT_CONTEXTS, LONG_CONTEXTS, FINISH), Checkup(32, 16, (2048, 8192), BatchShape(65536, 16384, 1024))
 )
 
-# More training of a finished checkpoint, in which it learns to call tools and to write JSON. A third of the
-# examples are of what it can already do, so that it forgets nothing; all are short, so that a processor can train it.
-TALK = Mixture(
-    0.03,
-    (200, 700),
+# More training of a finished checkpoint, in which it learns to call tools and to write JSON. A third of the examples
+# are of what it can already do, long contexts among them, so that it forgets nothing.
+TALK = replace(
+    LONG_CONTEXTS.mixture,
     small_talk_share=0.06,
     library_share=0.02,
     conversation_share=0.04,
     tool_share=0.34,
     json_share=0.3,
 )
-TOOLS = Stage("tools", 0.85, TALK, BatchShape(4096, 850, 96))
+TOOLS = Stage("tools", 0.85, TALK, LONG_CONTEXTS.shape)
 TOOLS_FINISH = replace(TOOLS, name="tools_finish", share=0.15, fp8=True)
 MORE = Recipe(
     TINY_R1,
     (TOOLS, TOOLS_FINISH),
-    Checkup(8, 4, (512,), BatchShape(8192, 1024, 64), talks=16),
+    replace(RECIPE.checkup, talks=32),
     seed=20,
-    matrix_rate=0.003,
+    matrix_rate=0.005,
     rate=0.001,
     warm_up=0.02,
-    decay_from=0.3,
-    second_token_weight=0.15,
-    balance_speed=0.0005,
+    balance_speed=0.001,
 )

@@ -17,7 +17,7 @@ from models.train.model import TinyModel
 from models.train.muon import orthogonalize
 from models.train.optimizers import Optimizers
 from models.train.packing import BatchShape
-from models.train.recipe import Stage
+from models.train.recipe import MORE, Stage
 from models.train.step import TrainingStep
 from models.train.trainer import Trainer
 from tests.support.tiny_training import (
@@ -133,6 +133,12 @@ def test_orthogonalizing_brings_singular_values_near_one() -> None:
     singular = torch.linalg.svdvals(orthogonalize(matrices).float())
     assert singular.min() > 0.5
     assert singular.max() < 1.5
+
+
+def test_smaller_steps_have_no_documents_that_are_longer() -> None:
+    recipe = MORE.in_batches_of(4096)
+    assert {(stage.shape.tokens, stage.shape.longest) for stage in recipe.stages} == {(4096, 4096)}
+    assert recipe.checkup.long_tokens == (2048,)
 
 
 def test_rates_rise_hold_and_fall_to_zero() -> None:
