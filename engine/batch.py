@@ -161,6 +161,10 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     # Whether prompts of some rank must wait after this step too (engine.pace.mixed_steps). False unless `decode_only`.
     owes: bool = False
+    # On how many ranks a prompt is left of which all ranks compute chunks together, and on how many of these it has
+    # begun. For engine.pace.turns.
+    dividing: int = 0
+    begun: int = 0
 
 
 class SparseMeasure(msgspec.Struct, frozen=True, array_like=True):

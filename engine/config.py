@@ -166,9 +166,11 @@ class EngineConfig(Config):
     """Requests that run at once."""
     max_step_tokens: int = Field(default=2048, ge=64, le=MOST_STEP_TOKENS)
     """Tokens computed in one step: one of each running request first, then chunks of prompts."""
-    mixed_step_ms: float | None = Field(default=None, gt=0)
+    mixed_step_ms: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """While requests decode, a step takes only as many tokens of prompts as let it end in about this many milliseconds,
-    judged by earlier steps, but at least 16. null takes all that fit into max_step_tokens.
+    judged by earlier steps, but at least 16. "auto" is 2.2 times what steps without prompts take, and more while many
+    prompts wait, if all ranks compute prompts together (parallel.context_parallel_tokens) and prompt_share is null;
+    else it sets no bound, as null does: steps take all that fit into max_step_tokens.
     """
     prompt_share: float | None = Field(default=None, gt=0, lt=1)
     """The largest share of the time that prompts may take from requests that decode: with 0.33 a token takes 1.5 times
@@ -233,6 +235,12 @@ class EngineConfig(Config):
                 " engine.random_weights=true"
             )
         return self
+
+    @property
+    def bounded_step_ms(self) -> float | Literal["auto"] | None:
+        """`mixed_step_ms`, with no bound for "auto" where it makes no even steps."""
+        evens = self.parallel.divided_tokens is not None and self.prompt_share is None
+        return None if self.mixed_step_ms == "auto" and not evens else self.mixed_step_ms
 
     @property
     def settled_balance(self) -> BalanceConfig:

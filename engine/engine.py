@@ -45,7 +45,8 @@ class Engine:
     Every submitted request ends in exactly one Output with `finish` or `refusal`, and holds no block after it; its
     transfers may hold some until the agent has ended them. What is submitted between two steps is one arrival batch.
     `clock` gives seconds and measures how long steps take. Without an `agent` no KV comes from elsewhere. `agreement`
-    keeps this rank in step with the worker's other ranks. Without `constraints`, requests that have some are refused.
+    keeps this rank in step with the worker's other dp ranks, of which it is number `rank`. Without `constraints`,
+    requests that have some are refused.
 
     Attributes:
         transfers: KV that moves in and out; handles the service's messages about transfers, and has news for it.
@@ -60,6 +61,7 @@ class Engine:
         agent: "TransferAgent | None" = None,
         agreement: Agreement | None = None,
         constraints: Constraints | None = None,
+        rank: int = 0,
     ) -> None:
         self._backend = backend
         self._agreement = agreement or OneRank()
@@ -67,7 +69,7 @@ class Engine:
         slots = backend.host_slots()
         self._host = host = None if slots is None else HostTier(slots, backend.block_bytes)
         self.pool = BlockPool(backend.total_blocks, None if host is None else host.keep)
-        self._pacing = Pacing(config, backend)
+        self._pacing = Pacing(config, backend, rank)
         self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, backend.clear_drafts, host)
@@ -150,8 +152,9 @@ class Engine:
         """Plan the next step, and admit requests to it. `step_as` has to follow, before anything else is called."""
         self._enqueue_compiled()
         self._resume_arrived()
-        work, waiting_prompts = self._plan(), self._schedule.waiting_prompts
-        self._proposal = self._pacing.propose(work, waiting_prompts, self._wakefulness.stopping)
+        work = self._plan()
+        left = self._schedule.prompts_left(work)
+        self._proposal = self._pacing.propose(work, left, self._wakefulness.stopping)
         return self._proposal
 
     def step_as(self, shape: StepShape) -> StepResult | None:
@@ -245,7 +248,7 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._wakefulness.stopping:
             return StepWork()
-        limits = self._pacing.limits(len(self._schedule.decoding))
+        limits = self._pacing.limits(len(self._schedule.decoding), self._schedule.queued_prefill_tokens)
         plan = self._schedule.plan(self.transfers.awaited, limits, self.transfers.arriving)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.

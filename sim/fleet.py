@@ -43,7 +43,7 @@ class GroupConfig(Config):
     """Requests that run at once."""
     max_step_tokens: int = Field(default=2048, ge=64, le=MOST_STEP_TOKENS)
     """Tokens computed in one step."""
-    mixed_step_ms: float | None = Field(default=None, gt=0)
+    mixed_step_ms: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """As engine.mixed_step_ms."""
     prompt_share: float | None = Field(default=None, gt=0, lt=1)
     """As engine.prompt_share."""

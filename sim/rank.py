@@ -46,7 +46,9 @@ class SimulatedRank:
         on_result: Callable[[StepResult], None],
         on_quiet: Callable[[float], None],
         on_wake: Callable[[], None] | None = None,
+        number: int = 0,
     ) -> None:
+        """number: its own among the ranks of its worker."""
         self.device = device
         self.agent = agent
         self.alive = True
@@ -68,7 +70,7 @@ class SimulatedRank:
         self._on_result = on_result
         self._on_quiet = on_quiet
         self._on_wake = on_wake
-        self.engine = Engine(config, device, clock, cast("TransferAgent", agent))
+        self.engine = Engine(config, device, clock, cast("TransferAgent", agent), rank=number)
         self._quiet_steps = QuietSteps(self.engine)
         self.shortest_first = True
         self._submitted = 0

@@ -166,11 +166,11 @@ class SimulatedMesh:
     ) -> SimulatedRank | Lockstep:
         ranks = self._group(role).ranks
         if ranks == 1:
-            return self._make_rank(role, slowness, on_news, lambda result: on_result(result, 0), on_quiet, None)
+            return self._make_rank(role, slowness, on_news, lambda result: on_result(result, 0), on_quiet)
         lockstep = Lockstep(self.timeline, on_result, self._group(role).parallel)
         for number in range(ranks):
-            rank = self._make_rank(role, slowness, on_news, partial(lockstep.observe, number), on_quiet, lockstep.wake)
-            lockstep.add(rank)
+            observe = partial(lockstep.observe, number)
+            lockstep.add(self._make_rank(role, slowness, on_news, observe, on_quiet, lockstep.wake, number))
         return lockstep
 
     def _make_rank(
@@ -180,7 +180,8 @@ class SimulatedMesh:
         on_news: Callable[[TransferNews], None],
         on_result: Callable[[StepResult], None],
         on_quiet: Callable[[float], None],
-        on_wake: Callable[[], None] | None,
+        on_wake: Callable[[], None] | None = None,
+        number: int = 0,
     ) -> SimulatedRank:
         group, costs = self._group(role), self._costs[role]
         config = EngineConfig(
@@ -223,7 +224,7 @@ class SimulatedMesh:
             lambda: clock.now if clock.in_step else self.timeline.now,
             lambda: made[0].wake(),
         )
-        rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet, on_wake)
+        rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet, on_wake, number)
         rank.shortest_first = self._fleet.shortest_first
         made.append(rank)
         return rank

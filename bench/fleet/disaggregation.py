@@ -67,7 +67,7 @@ INTEGER, NUMBER, SHARE = r"\d+", r"\d+(\.\d+)?", r"0?\.\d*[1-9]\d*"
 SIMULATED_KEYS = {
     "max_requests": INTEGER,
     "max_step_tokens": INTEGER,
-    "mixed_step_ms": NUMBER,
+    "mixed_step_ms": NUMBER + "|auto|null",
     "prompt_share": SHARE,
     "parallel.prompt_wait_steps": INTEGER,
     "parallel.context_parallel_tokens": INTEGER + "|auto|null",

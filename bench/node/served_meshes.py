@@ -18,7 +18,7 @@ MESHES = ("ifb", "aligned ifb", "divided ifb", "pd")
 # How many steps prompts wait in "aligned ifb".
 PROMPT_WAIT_STEPS = 8
 # The fewest tokens that "divided ifb" divides, and the tokens of its steps.
-DIVIDED_TOKENS, DIVIDED_STEP_TOKENS = 1024, 4096
+DIVIDED_TOKENS, DIVIDED_STEP_TOKENS = 512, 4096
 
 
 @dataclass(frozen=True)

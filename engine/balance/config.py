@@ -16,8 +16,8 @@ class BalanceConfig(Config):
 
     interval_steps: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
     """After this many steps the ranks look at which experts tokens chose, and move experts if that evens the load; null
-    leaves the experts where they are. "auto": 1000 for several dp ranks of one host with all experts in their memory,
-    else null.
+    leaves the experts where they are. They look sooner at first, after 64, 128, ... steps. "auto": 1000 for several dp
+    ranks of one host with all experts in their memory, else null.
     """
     redundant: int = Field(default=0, ge=0)
     """How many copies of often chosen experts have room on each part of the experts (`engine.parallel.ep`)."""

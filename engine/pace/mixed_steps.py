@@ -3,20 +3,42 @@ prompts a share of the time that they may take at most.
 """
 
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 from engine.pace.smoothing import SmoothedRatio
 from mesh.blocks import BLOCK_TOKENS
+from mesh.domain.workers import WorkerSpeed
 from mesh.tails import MOST_TOKENS
 
+# "auto": how many times as long as a step without prompts a step with both may take. Then 99% of the tokens come within
+# 2.5 times the median.
+EVEN = 2.2
+# "auto": prompts are computed within about this many steps, however long these become: while more prompts come than
+# even steps compute, first tokens would otherwise come ever later.
+MOST_STEPS = 8
 # The bound before any step with prompts has been measured.
 FIRST_TOKENS = 4 * BLOCK_TOKENS
 # Every step that computes any prompt tokens may compute this many, however long that takes.
 FEWEST_TOKENS = 16
-# Weight of the past against one more step. It is low because tokens cost more the more tokens are before them.
+# Weight of the past against one more step with prompts. It is low because tokens cost more the more tokens are before
+# them.
 DECAY = 0.5
+# The same of a step without. It is high because some of them have a few tokens of another rank's prompt.
+QUIET_DECAY = 0.9
 # Factor on the estimated cost of a chunk after each step whose prompts are rows of a graph, so that chunks are tried
 # again.
 FORGETTING = 0.99
+
+
+class MostTokens(NamedTuple):
+    """How many prompt tokens a rank may compute in a step while requests decode; None if it is not bounded."""
+
+    # In all, and apart from a chunk that all ranks compute together.
+    all: int | None
+    alone: int | None
+
+
+UNBOUNDED = MostTokens(None, None)
 
 
 class MixedSteps:
@@ -29,17 +51,38 @@ class MixedSteps:
     A few tokens may be rows of a captured graph. They do not have the fixed cost of a chunk, whose attention at least
     the host launches, and their cost does not grow in proportion to their number. They are taken where a larger chunk
     would not end in time.
+
+    A chunk that all ranks compute together costs less for each token than smaller ones, and is never made smaller than
+    `divided_tokens` for the sake of a bound.
     """
 
-    def __init__(self, step_ms: float | None, prompt_share: float | None = None) -> None:
-        """step_ms: how long a step with both may take; None if it has no bound. prompt_share: the largest share of the
-        time that prompts may take from requests that decode, below 1; None if it has no bound.
+    def __init__(
+        self,
+        step_ms: float | Literal["auto"] | None,
+        prompt_share: float | None = None,
+        divided_tokens: int | None = None,
+        speed: WorkerSpeed | None = None,
+        ranks: int = 1,
+    ) -> None:
+        """step_ms: how long a step with both may take: "auto" goes by what steps without prompts take; None if it has
+        no bound. prompt_share: the largest share of the time that prompts may take from requests that decode, below 1;
+        None if it has no bound. divided_tokens: the fewest tokens of a chunk that all ranks compute together; None if
+        there is none. speed: what was measured before the first step. ranks: how many compute such a chunk.
         """
+        self._ranks = ranks
         self._step_ms = step_ms
+        self._divided_tokens = divided_tokens
         # How many milliseconds requests decode for each one that prompts have taken.
         self._decode_ms = None if prompt_share is None else (1 - prompt_share) / prompt_share
         self._without_ms = SmoothedRatio()
         self._token_ms = SmoothedRatio()
+        # What each token of a chunk adds that all ranks compute together.
+        self._divided_ms = SmoothedRatio()
+        # What any chunk adds, however short: alone, and divided. Known only if the time of a token is.
+        self._fixed_ms = SmoothedRatio()
+        self._divided_fixed_ms = SmoothedRatio()
+        # Milliseconds of a prompt token in a large step; None if unknown.
+        self._large_ms: float | None = None
         # What each prompt token adds that is a row of a graph.
         self._row_ms = SmoothedRatio()
         # Factor on `_token_ms`. It falls while no chunk shows what its tokens take.
@@ -53,6 +96,10 @@ class MixedSteps:
         # The extra time of steps just before one with prompts: the host sees their end late if it launches that one
         # meanwhile.
         self._early_ms = 0.0
+        if speed is not None and step_ms == "auto":
+            self._without_ms.observe(speed.decode_step_ms, 1.0, QUIET_DECAY)
+            self._large_ms = 1000 / speed.prompts.tokens_per_second
+            self._token_ms.observe(self._large_ms, 1.0, DECAY)
 
     def launched(self, chunks: bool, decodes: bool) -> None:
         """Note a step that `observe` is called for later. chunks: whether some rank computes chunks of prompts."""
@@ -68,7 +115,11 @@ class MixedSteps:
         decode_ms = min(ms, without_ms)
         if prompt_tokens:
             taken_ms, self._early_ms = self._early_ms + ms - decode_ms, 0.0
-            self._token_ms.observe(taken_ms, prompt_tokens, DECAY)
+            divided = self._divided_tokens is not None and prompt_tokens >= self._divided_tokens
+            (self._divided_ms if divided else self._token_ms).observe(taken_ms, prompt_tokens, DECAY)
+            if self._large_ms is not None:
+                fixed = self._divided_fixed_ms if divided else self._fixed_ms
+                fixed.observe(taken_ms - self._large_ms * prompt_tokens / (self._ranks if divided else 1), 1.0, DECAY)
             self._forgotten = 1.0
             if decodes:
                 self._under_way -= 1
@@ -82,14 +133,14 @@ class MixedSteps:
             self._forgotten *= FORGETTING
         else:
             decode_ms = ms
-            self._without_ms.observe(ms, 1.0, DECAY)
+            self._without_ms.observe(ms, 1.0, QUIET_DECAY)
         self._owed_ms = max(self._owed_ms - decode_ms, 0.0)
 
     def observe_decode_steps(self, seconds: Sequence[float]) -> None:
         """Note consecutive steps that computed no prompt tokens."""
         if not self._bounds:
             return
-        self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [DECAY] * len(seconds))
+        self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [QUIET_DECAY] * len(seconds))
         self._owed_ms = max(self._owed_ms - sum(seconds) * 1000, 0.0)
 
     @property
@@ -121,18 +172,41 @@ class MixedSteps:
             return False
         return bool(self._owed_ms or self._under_way) if self._all_owe is None else self._all_owe
 
-    def most_prompt_tokens(self, rows_left: int) -> int | None:
-        """How many prompt tokens each rank may compute in the next step while requests decode; None if unbounded.
+    def most_prompt_tokens(self, rows_left: int, queued_tokens: int = 0) -> MostTokens:
+        """How many prompt tokens this rank may compute in the next step while requests decode.
 
         rows_left: rows of the largest graph that no request takes; 0 if prompts cannot be rows of a graph.
+        queued_tokens: prompt tokens that are left to compute here.
         """
         if self.waits:
-            return 0
+            return MostTokens(0, 0)
         if self._step_ms is None:
-            return None
-        room_ms = self._step_ms - (self._without_ms.value or 0.0)
+            return UNBOUNDED
+        step_ms, without_ms, least = self._step_ms, self._without_ms.value or 0.0, 0
+        if step_ms == "auto":
+            if not without_ms:
+                # No request has decoded yet, so it is not known how long that takes.
+                return UNBOUNDED
+            step_ms, least = EVEN * without_ms, -(-queued_tokens // MOST_STEPS)
+        alone = self._most_alone(step_ms - without_ms, rows_left, self._worthwhile(self._fixed_ms, 1))
+        if self._divided_tokens is None:
+            return MostTokens(max(alone, least), max(alone, least))
+        divided_ms = self._divided_ms.value
+        divided = int((step_ms - without_ms) / divided_ms) if divided_ms else 0
+        worthwhile = self._worthwhile(self._divided_fixed_ms, self._ranks)
+        return MostTokens(max(divided, worthwhile, self._divided_tokens, least), alone)
+
+    def _worthwhile(self, fixed_ms: SmoothedRatio, ranks: int) -> int:
+        """The fewest tokens of a chunk whose own time is as long as what any chunk adds. Smaller ones would make steps
+        hardly shorter, and prompts much longer. 0 if unknown.
+        """
+        if self._large_ms is None or self._step_ms != "auto":
+            return 0
+        return int(max(fixed_ms.value or 0.0, 0.0) * ranks / self._large_ms)
+
+    def _most_alone(self, room_ms: float, rows_left: int, fewest: int) -> int:
         token_ms, row_ms = self._token_ms.value, self._row_ms.value
-        chunk = FIRST_TOKENS if token_ms is None else int(room_ms / (token_ms * self._forgotten))
+        chunk = FIRST_TOKENS if token_ms is None else max(int(room_ms / (token_ms * self._forgotten)), fewest)
         most_rows = min(rows_left, MOST_TOKENS)
         if chunk > most_rows or most_rows < FEWEST_TOKENS:
             return max(chunk, FEWEST_TOKENS)

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from engine.batch import Backend, StepShape
 from engine.config import EngineConfig
 from engine.pace.alignment import Alignment
@@ -9,8 +11,9 @@ from engine.pace.draft_depth import DraftDepth
 from engine.pace.mixed_steps import MixedSteps
 from engine.pace.step_meter import NO_PROMPTS, StepMeter
 from engine.pace.tails import Tails
+from engine.pace.turns import Turns
 from engine.parallel.layout import Layout
-from engine.plan.step_plan import PromptLimits
+from engine.plan.step_plan import PromptLimits, PromptsLeft
 from engine.protocol.messages import DraftCounts
 from engine.step.pipeline import CollectedStep
 from engine.step.step_work import Proposal, StepWork
@@ -25,6 +28,7 @@ class Pacing:
 
         Alignment   waiting prompts begin together with those of other ranks
         MixedSteps  prompts leave requests that decode their time
+        Turns       prompts that all ranks compute together go one after another
         Tails       few tokens of a prompt are computed as rows that decode
         DraftDepth  the number of drafts that brings most tokens a second
 
@@ -32,31 +36,55 @@ class Pacing:
         meter: what steps took, for the service.
     """
 
-    def __init__(self, config: EngineConfig, backend: Backend) -> None:
+    def __init__(self, config: EngineConfig, backend: Backend, rank: int = 0) -> None:
+        """rank: number of this rank among the dp ranks of its worker."""
         self.meter = StepMeter()
-        self._alignment = Alignment(Layout.of(config.parallel).dp, config.parallel.prompt_wait_steps)
-        self._mixed_steps = MixedSteps(config.mixed_step_ms, config.prompt_share)
+        ranks, divided_tokens = Layout.of(config.parallel).dp, config.parallel.divided_tokens
+        self._alignment = Alignment(ranks, config.parallel.prompt_wait_steps)
+        step_ms = config.bounded_step_ms
+        # Without a bound on steps each rank's prompts go on at once.
+        self._turns = Turns(ranks, rank) if divided_tokens and step_ms else None
+        self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, ranks)
         self._tails = Tails(backend.captured_rows, backend.draft_layers)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
-        self._divided_tokens = config.parallel.divided_tokens
+        self._divided_tokens = divided_tokens
         # The shape of the step that was agreed on last.
         self._shape = StepShape(0)
 
-    def limits(self, decoding: int) -> PromptLimits:
-        """What prompts may take of the next step, before which this many requests decode here."""
-        most_tokens = self._mixed_steps.most_prompt_tokens(self._tails.rows_left(decoding))
-        return PromptLimits(self._alignment.opens, self._divided_tokens, most_tokens, self._shape.decodes)
+    def limits(self, decoding: int, queued_tokens: int) -> PromptLimits:
+        """What prompts may take of the next step, before which this many requests decode here. queued_tokens: prompt
+        tokens that are left to compute here.
+        """
+        turns = self._turns
+        # Ranks that wait for their turn have about as many.
+        queued_tokens *= 1 if turns is None else max(turns.dividing, 1)
+        most = self._mixed_steps.most_prompt_tokens(self._tails.rows_left(decoding), queued_tokens)
+        return PromptLimits(
+            self._alignment.opens,
+            self._divided_tokens,
+            most_tokens=most.all,
+            most_alone=most.alone,
+            divides=turns is None or turns.open,
+            decodes=self._shape.decodes,
+        )
 
     def depth(self, decoding: int) -> int:
         """How many tokens a step in which this many requests decode guesses after each that it draws."""
         return self._depth.choose(decoding)
 
-    def propose(self, work: StepWork, waiting_prompts: bool, stopping: bool) -> Proposal:
-        """waiting_prompts: whether prompts are left in the queue here. stopping: whether this rank wants to end."""
+    def propose(self, work: StepWork, prompts: PromptsLeft, stopping: bool) -> Proposal:
+        """prompts: what the work leaves of prompts here. stopping: whether this rank wants to end."""
         decodes = self._shape.decodes or bool(work.decoding)
         # While some request decodes, prompts also wait until requests have had back the time that prompts took.
-        held_back = (waiting_prompts and not self._alignment.opens) or (decodes and self._mixed_steps.waits)
-        shape = work.shape(stopping, self._tails, waiting_prompts, self._mixed_steps.owes)
+        held_back = (prompts.wait and not self._alignment.opens) or (decodes and self._mixed_steps.waits)
+        shape = work.shape(stopping, self._tails, prompts.wait, self._mixed_steps.owes)
+        if self._turns is not None and self._divided_tokens is not None:
+            begun = prompts.longest_begun >= self._divided_tokens
+            own = begun or prompts.longest_next >= self._divided_tokens
+            held_back = held_back or (own and decodes and not self._turns.open)
+            self._turns = self._turns.proposing(own, begun)
+            if own:
+                shape = msgspec.structs.replace(shape, dividing=1, begun=int(begun))
         return Proposal(work, shape, held_back)
 
     def agreed(self, shape: StepShape) -> None:
@@ -65,6 +93,8 @@ class Pacing:
         self._alignment = self._alignment.after(shape)
         if self._alignment.ranks > 1:
             self._mixed_steps.agreed(shape.owes or (chunks and shape.decodes))
+        if self._turns is not None:
+            self._turns = self._turns.after(shape)
         self._mixed_steps.launched(chunks, shape.decodes)
         self._shape = shape
 

@@ -9,7 +9,7 @@ from mesh.config import Config
 # Most ranks of a worker on all hosts. Each rank is a process: without a limit a mistyped number would fill the machine.
 MOST_WORKER_RANKS = 1024
 # A chunk of fewer tokens takes as long divided over four H200 as on one of them.
-FEWEST_DIVIDED = 1024
+FEWEST_DIVIDED = 512
 
 
 class ParallelConfig(Config):
@@ -39,7 +39,7 @@ class ParallelConfig(Config):
     """
     context_parallel_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """All dp ranks together compute a chunk of a prompt that has at least this many tokens in a step, if that makes the
-    step shorter (context parallelism; only with tp 1). "auto" is 1024 if there are several ranks on one host.
+    step shorter (context parallelism; only with tp 1). "auto" is 512 if there are several ranks on one host.
     """
     context_parallel_reach: int | None = Field(default=None, ge=1)
     """How many leading tokens of a prompt the ranks may compute together; its own rank computes later ones alone. Each

@@ -97,8 +97,8 @@ class Lockstep:
                     word = self._await(bit, rank, place)
                 elif words[place + 1] == self.rank:
                     self._semaphores.post(rank)
-            # The same proposal adds nothing but its waiting prompts.
-            if word != written or proposal.waiting_prompts:
+            # The same proposal adds nothing but its counts of ranks.
+            if word != written or proposal.waiting_prompts or proposal.dividing:
                 proposal = agreed(proposal, word)
         return proposal
 

@@ -46,6 +46,7 @@ def plan_step(
     """
     decoding, prompts, growing, preempted, free_blocks = _grow(decoding, prompts, free_blocks, references)
     budget = _prompt_budget(decoding, limits, prompt_limits)
+    bounds = prompt_limits if decoding or prompt_limits.decodes else UNLIMITED
     admitted: list[Candidate[RequestT]] = []
     # Blocks that preemption freed are for running requests; a waiting one would take them and be preempted again.
     if not preempted:
@@ -65,7 +66,7 @@ def plan_step(
         else:
             places, left = limits.max_requests - running, _Budget(prompts, budget, standing)
             admitted = _admit(chain(head, waiting), running, places, free_blocks, left, under_way)
-    chunks = _chunks(prompts, admitted, budget, standing)
+    chunks = _chunks(prompts, admitted, budget, bounds, standing)
     return StepPlan(preempted, admitted, list(decoding), growing, chunks)
 
 
@@ -116,9 +117,15 @@ def _level(request: Schedulable, standing: TenantStanding) -> tuple[float, int]:
 
 
 def _chunks(
-    prompts: Sequence[RequestT], admitted: Iterable[Candidate[RequestT]], budget: int, standing: TenantStanding
+    prompts: Sequence[RequestT],
+    admitted: Iterable[Candidate[RequestT]],
+    budget: int,
+    bounds: PromptLimits,
+    standing: TenantStanding,
 ) -> list[Chunk[RequestT]]:
     """Chunks of prompts in the order of their tenants: running prompts before admitted ones, these in their order.
+
+    budget: the most tokens of all chunks. bounds: those that count in addition.
 
     Tokens that are computed again must fit one step: only the drafts after all of them are right, and other requests
     may share their blocks. Every step has room for that many (`Limits`), so the first prompt always goes on.
@@ -134,11 +141,17 @@ def _chunks(
     if standing is not ALONE:
         work.sort(key=lambda each: each[0])
     chunks = []
+    divided, alone = bounds.divided_tokens, budget if bounds.most_alone is None else bounds.most_alone
     for _, request, left, again in work:
         tokens = min(budget, left)
+        if divided is not None and request.progress.computed_at_most + left >= divided and not bounds.divides:
+            tokens = 0
+        elif divided is None or tokens < divided:
+            tokens = min(tokens, alone)
         if tokens and tokens >= again:
             chunks.append(Chunk(request, tokens))
             budget -= tokens
+            alone = max(alone - tokens, 0)
     return chunks
 
 

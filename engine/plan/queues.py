@@ -101,6 +101,11 @@ class WaitingQueue:
             return (entry.request for entries in self._entries.values() for entry in entries)
         return self._interleaved(standing)
 
+    @property
+    def longest_next(self) -> int:
+        """The most prompt tokens of those that are next among their tenants' requests."""
+        return max((entries[0].uncached_tokens for entries in self._entries.values()), default=0)
+
     def add(self, request: Request, uncached_tokens: int, blocks: int) -> None:
         batch, position = request.arrival
         entry = _Entry(request.share.priority, batch, uncached_tokens, position, blocks, request)

@@ -9,7 +9,7 @@ from engine.blocks.host_blocks import HostBlocks
 from engine.blocks.kv_pool import BlockPool
 from engine.plan.batcher import plan_step
 from engine.plan.queues import Running, WaitingQueue
-from engine.plan.step_plan import Candidate, Limits, PromptLimits, StepPlan
+from engine.plan.step_plan import Candidate, Limits, PromptLimits, PromptsLeft, StepPlan
 from engine.plan.tenants import Tenants, TenantStanding
 from engine.requests.request import Request
 from engine.step.step_work import StepWork
@@ -83,10 +83,15 @@ class RequestSchedule:
         else:
             self._running.remove(request)
 
-    @property
-    def waiting_prompts(self) -> bool:
-        """Whether prompts that this rank is to compute wait in the queue."""
-        return self._waiting.tokens > 0
+    def prompts_left(self, work: StepWork) -> PromptsLeft:
+        """What this work, which is not launched yet, leaves."""
+        taken = {chunk.request.key: chunk.tokens for chunk in work.chunks}
+        begun = [
+            request.progress.tokens_at_most
+            for request in self._running.prompts
+            if request.progress.left > taken.get(request.key, 0)
+        ]
+        return PromptsLeft(self._waiting.tokens > 0, self._waiting.longest_next, max(begun, default=0))
 
     def plan(self, suspended: int, prompt_limits: PromptLimits, arriving: Collection[bytes] = ()) -> StepPlan[Request]:
         """The next step. Nothing changes before `carry_out`.

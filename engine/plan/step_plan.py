@@ -58,9 +58,25 @@ class PromptLimits:
     divided_tokens: int | None = None
     # The most prompt tokens of the step if any request decodes; None if only `Limits` bounds them.
     most_tokens: int | None = None
+    # The most prompt tokens of the step, if any request decodes, that this rank computes alone, since they are no chunk
+    # that is divided; None if `most_tokens` bounds them.
+    most_alone: int | None = None
+    # If false, and any request decodes, prompts of at least `divided_tokens` tokens wait.
+    divides: bool = True
     # Whether requests decode on some rank. If all requests here stall and none decodes elsewhere, `most_tokens` does
     # not count: prompts then hold up no request, and may hold the blocks that are missing.
     decodes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsLeft:
+    """What a step leaves of the prompts that a rank is to compute."""
+
+    # Whether prompts wait in the queue, and the most tokens that those which are next have to compute.
+    wait: bool
+    longest_next: int
+    # The length of the longest prompt that has begun; 0 if none is left.
+    longest_begun: int
 
 
 # Prompts take all that requests that decode leave.

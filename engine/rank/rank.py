@@ -95,7 +95,8 @@ class Rank:
         heartbeat = Heartbeat(self._pulse, agent, longest_step_seconds(config, on_gpu=backend.asynchronous))
         loop: RankLoop | FollowerLoop
         if leads:
-            engine = Engine(config, backend, time.monotonic, agent, agreement, constraints)
+            rank = 0 if peers is None else peers.in_worker.dp_index
+            engine = Engine(config, backend, time.monotonic, agent, agreement, constraints, rank)
             loop = RankLoop(self._link, engine, heartbeat)
         else:
             loop = FollowerLoop(self._link, backend, agreement, heartbeat)

@@ -20,6 +20,7 @@ import torch
 from msgspec.structs import replace
 
 from engine.balance.config import BalanceConfig
+from engine.balance.looks import next_look, tells_enough
 from engine.balance.moves import Move, moves
 from engine.balance.placement import ExpertPlacement, balancing, imbalance, imbalances
 from engine.balance.placements import grouping_of
@@ -60,6 +61,9 @@ class Balancer:
         self._threshold = config.threshold
         self._file = config.placement_file
         self._steps = 0
+        # The steps at which counts are sent to the host next, and at which they are read.
+        self._next_count = next_look(0, config.interval_steps)
+        self._next_look = 0
         self._moved = 0
         # [layers, slots]: the expert that each slot holds.
         self._held = np.array([layer.slots.placement.experts for layer in self._layers])
@@ -84,12 +88,14 @@ class Balancer:
         elif self._to_plan:
             layer = self._to_plan.popleft()
             self._plan(layer, balancing(self._layers[layer].slots.placement, self._loads[layer], self._grouping))
-        elif self._counted is not None and self._steps % self._interval == LOOK_STEPS:
+        elif self._counted is not None and self._steps == self._next_look:
             self._look(self._counted)
         elif self._unsaved:
             self._save()
-        if self._steps % self._interval == 0 and not (self._moving or self._planning or self._to_plan):
-            self._counted = HostCopies([self._sums()])
+        if self._steps == self._next_count:
+            self._next_count = next_look(self._steps, self._interval)
+            if not (self._moving or self._planning or self._to_plan):
+                self._counted, self._next_look = HostCopies([self._sums()]), self._steps + LOOK_STEPS
 
     def _sums(self) -> torch.Tensor:
         """[layers, experts] int64: how often tokens of all ranks have chosen each expert so far."""
@@ -98,12 +104,16 @@ class Balancer:
     def _look(self, counted: HostCopies) -> None:
         self._counted = None
         counts = _read(counted)
+        if not tells_enough(counts - self._counts, self._steps, self._interval):
+            return
         self._loads *= DECAY
         self._loads += counts - self._counts
         self._counts = counts
         found = imbalances(self._held, self._layers[0].slots.placement.parts, self._loads)
         self.report = BalanceReport(float(found.mean()), float(found.max()), self._moved)
-        self._to_plan.extend(np.flatnonzero(found > self._threshold).tolist())
+        # The most uneven layer first, since each move takes a step.
+        uneven = np.argsort(-found, kind="stable")
+        self._to_plan.extend(layer for layer in uneven.tolist() if found[layer] > self._threshold)
 
     def _plan(self, layer: int, planning: Iterator[ExpertPlacement | None]) -> None:
         *_, target = islice(planning, PIECES)

@@ -38,10 +38,12 @@ def packed(shape: StepShape) -> int:
         bits   0  rows or tokens   20 of them     55  drafts       3
               20  drawing          12             58  decode_only  1
               32  beginning        12             59  stopping     1
-              44  waiting_prompts  11             60  decodes      1
-                                                  61  prefills     1
+              44  waiting_prompts  7              60  decodes      1
+              51  dividing         1              61  prefills     1
+              52  begun            1
 
-    The configuration bounds every field of more than one bit. A shape that only decodes is given by its rows, and its
+    The configuration bounds every field of more than one bit, and no scheduler takes workers of more than 64 dp ranks.
+    `dividing` and `begun` are those of one rank. A shape that only decodes is given by its rows, and its
     tokens are rows * (1 + drafts); any other is given by its tokens. Rows need 19 of the 20 bits: the highest is
     `owes`.
     """
@@ -50,6 +52,8 @@ def packed(shape: StepShape) -> int:
         | shape.drawing << 20
         | shape.beginning << 32
         | shape.waiting_prompts << 44
+        | (shape.dividing > 0) << 51
+        | (shape.begun > 0) << 52
         | shape.drafts << 55
         | shape.decode_only << 58
         | shape.stopping << 59
@@ -77,9 +81,11 @@ def agreed(proposal: StepShape, other: int) -> StepShape:
         drafts=drafts if drafts > proposal.drafts else proposal.drafts,
         drawing=drawing if drawing > proposal.drawing else proposal.drawing,
         beginning=beginning if beginning > proposal.beginning else proposal.beginning,
-        waiting_prompts=proposal.waiting_prompts + (other >> 44 & 0x7FF),
+        waiting_prompts=proposal.waiting_prompts + (other >> 44 & 0x7F),
         decodes=proposal.decodes or other >> 60 & 1 == 1,
         prefills=proposal.prefills or other >> 61 & 1 == 1,
         rows=rows if rows > proposal.rows else proposal.rows,
         owes=proposal.decode_only and decode_only and (proposal.owes or owes),
+        dividing=proposal.dividing + (other >> 51 & 1),
+        begun=proposal.begun + (other >> 52 & 1),
     )

@@ -127,13 +127,15 @@ def test_requests_are_spread_evenly_over_the_ranks(costs: str) -> None:
     def look() -> None:
         (worker,) = mesh.lifecycle.workers[WorkerRole.DECODE]
         assert worker.rank is not None
-        running.append([status.load.running_requests for status in worker.rank.statuses])
+        loads = [status.load for status in worker.rank.statuses]
+        running.append([load.running_requests + load.waiting_requests for load in loads])
 
     mesh.timeline.every(0.5, look)
     mesh.run(SyntheticWorkload(make_workload(per_second=20.0, seconds=10, **LONG)))
     busy = [each for each in running if sum(each) >= 8]
     assert len(busy) > 10
-    assert all(max(each) - min(each) <= 4 for each in busy)
+    # The ranks' prompts take turns: one rank's answers have ended while another's prompts wait.
+    assert max(max(each) - min(each) for each in busy) <= 8
 
 
 @pytest.mark.parametrize(("per_second", "seconds"), [(3.0, 24.0), (12.0, 8.0)])

@@ -65,7 +65,9 @@ def plan(
     suspended: int = 0,
     standing: TenantStanding = ALONE,
     most_prompt_tokens: int | None = None,
+    prompt_limits: PromptLimits | None = None,
 ) -> StepPlan[Request]:
+    """prompt_limits: by default only `most_prompt_tokens`."""
     held = [block for request in (*decoding, *prompts) for block in request.progress.block_ids]
     references = [held.count(block) for block in range(max(held, default=0) + 1)]
     return plan_step(
@@ -76,7 +78,7 @@ def plan(
         references=references,
         limits=limits,
         suspended=suspended,
-        prompt_limits=PromptLimits(most_tokens=most_prompt_tokens),
+        prompt_limits=prompt_limits or PromptLimits(most_tokens=most_prompt_tokens),
         standing=standing,
     )
 

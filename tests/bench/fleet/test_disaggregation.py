@@ -45,7 +45,7 @@ def test_what_is_set_for_a_mesh_is_simulated(tmp_path: Path) -> None:
     settings = ("decode.engine.mixed_step_ms=62.5", "decode.engine.max_step_tokens=1024")
     ifb = fleet_of("ifb", replace(OPTIONS, settings=settings), tmp_path)
     assert (ifb.decode.mixed_step_ms, ifb.decode.max_step_tokens) == (62.5, 1024)
-    assert fleet_of("ifb", OPTIONS, tmp_path).decode.mixed_step_ms is None
+    assert fleet_of("ifb", OPTIONS, tmp_path).decode.mixed_step_ms == "auto"
 
 
 def test_each_mesh_serves_the_requests_of_the_measurement() -> None:

@@ -74,6 +74,26 @@ def moved_model(
     return model
 
 
+@pytest.mark.parametrize(("rows", "moves"), [(100, True), (1, False)])
+def test_experts_move_within_the_first_hundred_steps(checkpoint: Path, rows: int, moves: bool) -> None:
+    """rows: how often the most chosen expert is. Few choices are chance."""
+    config = BalanceConfig(interval_steps=1000)
+
+    def moved(peers: Peers) -> bool:
+        exchange = HostExchange(peers)
+        model = load_model(checkpoint, torch.float32, CPU, "dequantized", exchange=exchange, balance=config)
+        layers = model.balanced_layers()
+        balancer = Balancer(layers, exchange, config, model.config.n_group)
+        for index, layer in layers.items():
+            loads = loads_of(index, 0) * rows // 100
+            layer.slots.route(torch.arange(8).repeat_interleave(loads).unsqueeze(1))
+        for _ in range(100):
+            balancer.before_step()
+        return balancer.report is not None and balancer.report.moved > 0
+
+    assert on_each_rank(Layout(dp=2, ep=2), moved) == [moves, moves]
+
+
 @pytest.mark.parametrize(
     ("layout", "form", "redundant", "grouped"),
     [

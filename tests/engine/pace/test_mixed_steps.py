@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from engine.batch import StepShape
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
-from engine.pace.mixed_steps import FEWEST_TOKENS, FIRST_TOKENS, MixedSteps
+from engine.pace.mixed_steps import EVEN, FEWEST_TOKENS, FIRST_TOKENS, MOST_STEPS, UNBOUNDED, MixedSteps
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Cancel, LandingOpened
+from mesh.domain.workers import PromptPace, WorkerSpeed
 from mesh.tails import MOST_TOKENS
 from tests.support.disaggregation import moving_engine
 from tests.support.engines import Transcript, oracle_config, prompt_of, submit_of
@@ -31,7 +32,7 @@ STEP_MS, TOKEN_MS = 10.0, 0.1
 def converged(mixed: MixedSteps, seconds: Callable[[int], float], steps: int = 40) -> int:
     tokens = 0
     for _ in range(steps):
-        found = mixed.most_prompt_tokens(0)
+        found = mixed.most_prompt_tokens(0).all
         assert found is not None
         tokens = found
         mixed.launched(tokens > 0, True)
@@ -58,10 +59,10 @@ def test_chunks_become_smaller_as_tokens_take_longer() -> None:
 
 
 def test_a_first_step_takes_few_tokens_unless_unbounded() -> None:
-    assert MixedSteps(30.0).most_prompt_tokens(0) == FIRST_TOKENS
+    assert MixedSteps(30.0).most_prompt_tokens(0).all == FIRST_TOKENS
     unlimited = MixedSteps(None)
     unlimited.observe(1.0, 64)
-    assert unlimited.most_prompt_tokens(0) is None
+    assert unlimited.most_prompt_tokens(0) == UNBOUNDED
 
 
 def launched_by_the_host(tokens: int) -> float:
@@ -78,7 +79,7 @@ def test_few_tokens_are_rows_where_no_chunk_ends_in_time(step_ms: float, rows: i
     mixed, taken = MixedSteps(step_ms), []
     mixed.observe(0.02, 0)
     for _ in range(2000):
-        tokens = mixed.most_prompt_tokens(500)
+        tokens = mixed.most_prompt_tokens(500).all
         assert tokens is not None
         taken.append(tokens)
         if tokens <= MOST_TOKENS:
@@ -96,7 +97,7 @@ def test_longer_steps_are_chunks() -> None:
     mixed, tokens = MixedSteps(400.0), 0
     mixed.observe(0.02, 0)
     for _ in range(100):
-        tokens = mixed.most_prompt_tokens(500) or 0
+        tokens = mixed.most_prompt_tokens(500).all or 0
         assert tokens > MOST_TOKENS
         mixed.launched(tokens > 0, True)
         mixed.observe(launched_by_the_host(tokens), tokens)
@@ -110,7 +111,7 @@ def test_prompts_take_their_share_of_the_time(share: float, without_ms: float, p
     mixed.observe(without_ms / 1000, 0)
     taken, whole, flight = 0.0, 0.0, []
     for _ in range(4000):
-        prompts = mixed.most_prompt_tokens(0) != 0
+        prompts = mixed.most_prompt_tokens(0).all != 0
         mixed.launched(prompts, True)
         flight.append(prompts)
         if len(flight) > ahead:
@@ -129,10 +130,10 @@ def test_prompts_owe_nothing_while_no_request_decodes() -> None:
     mixed = MixedSteps(None, 0.5)
     for _ in range(3):
         mixed.launched(True, False)
-        assert mixed.most_prompt_tokens(0) is None
+        assert mixed.most_prompt_tokens(0) == UNBOUNDED
         mixed.observe(1.0, 1000, decodes=False)
     mixed.launched(True, True)
-    assert mixed.most_prompt_tokens(0) == 0
+    assert mixed.most_prompt_tokens(0).all == 0
 
 
 @given(st.floats(0.1, 0.8), st.floats(-60, 60), st.integers(0, 1000))
@@ -142,7 +143,7 @@ def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_
         rank.observe(0.03, 0)
     begun = 0
     for _ in range(500):
-        prompts = {rank.most_prompt_tokens(0) != 0 for rank in ranks}
+        prompts = {rank.most_prompt_tokens(0).all != 0 for rank in ranks}
         assert len(prompts) == 1
         tokens = 1000 * prompts.pop()
         begun += tokens > 0
@@ -154,6 +155,57 @@ def test_prompts_of_ranks_whose_clocks_differ_begin_together(share: float, late_
             rank.observe(ms / 1000, tokens)
     assert begun >= 500 / (3 + 360 / 30 * (1 - share) / share)
     assert 300 * (begun - 1) <= share * (300 * begun + 30 * 500) * 1.02
+
+
+@given(st.floats(5, 50), st.floats(0, 0.5), st.floats(0.02, 0.2), st.floats(5, 50))
+def test_even_steps_follow_what_steps_without_prompts_take(
+    quiet_ms: float, fixed: float, token_ms: float, later_ms: float
+) -> None:
+    """fixed: the share of a quiet step that any prompt adds."""
+    mixed = MixedSteps("auto", speed=WorkerSpeed(quiet_ms, 8.0, PromptPace(1000 / token_ms)))
+    for without_ms in (quiet_ms, later_ms):
+        for _ in range(40):
+            mixed.observe(without_ms / 1000, 0)
+        added_ms = fixed * without_ms
+        tokens = converged(mixed, lambda tokens: (without_ms + added_ms + token_ms * tokens) / 1000)  # noqa: B023
+        step_ms = without_ms + added_ms + token_ms * tokens
+        assert step_ms == pytest.approx(EVEN * without_ms, rel=0.15) or tokens == FEWEST_TOKENS
+
+
+def test_even_steps_are_known_before_the_first() -> None:
+    speed = WorkerSpeed(20.0, 8.0, PromptPace(10_000.0))
+    assert MixedSteps("auto", speed=speed).most_prompt_tokens(0).all == pytest.approx((EVEN - 1) * 200, abs=1)
+    assert MixedSteps("auto").most_prompt_tokens(0) == UNBOUNDED
+
+
+def test_steps_grow_while_many_prompts_wait() -> None:
+    mixed = MixedSteps("auto", speed=WorkerSpeed(20.0, 8.0, PromptPace(10_000.0)))
+    few, many = (mixed.most_prompt_tokens(0, queued).all for queued in (1000, 100_000))
+    assert few == pytest.approx((EVEN - 1) * 200, abs=1) and many == 100_000 // MOST_STEPS
+
+
+def divided_or_alone(tokens: int) -> float:
+    """Seconds of a step of four ranks, which compute a chunk of 512 tokens and more together."""
+    return (20 + 5 + 0.1 * tokens / (4 if tokens >= 512 else 1)) / 1000
+
+
+def test_chunks_that_ranks_divide_are_measured_apart() -> None:
+    mixed = MixedSteps("auto", divided_tokens=512, speed=WorkerSpeed(20.0, 8.0, PromptPace(10_000.0)))
+    for _ in range(60):
+        most = mixed.most_prompt_tokens(0)
+        assert most.all is not None and most.alone is not None
+        for tokens in (most.all, 0, most.alone):
+            mixed.launched(tokens > 0, True)
+            mixed.observe(divided_or_alone(tokens) if tokens else 0.02, tokens)
+    assert most.all == pytest.approx(((EVEN - 1) * 20 - 5) / 0.025, rel=0.05)
+    assert most.alone == pytest.approx(((EVEN - 1) * 20 - 5) / 0.1, rel=0.05)
+
+
+def test_chunks_that_ranks_divide_are_never_smaller() -> None:
+    mixed = MixedSteps("auto", divided_tokens=512, speed=WorkerSpeed(1.0, 8.0, PromptPace(1000.0)))
+    mixed.launched(chunks=True, decodes=True)
+    mixed.observe(1.0, 512)
+    assert mixed.most_prompt_tokens(0).all == 512
 
 
 class Disturbed(NamedTuple):

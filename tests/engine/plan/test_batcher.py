@@ -4,7 +4,7 @@ from dataclasses import replace
 from hypothesis import given
 
 from engine.plan.batcher import MOST_PASSED_OVER
-from engine.plan.step_plan import Candidate, Limits
+from engine.plan.step_plan import Candidate, Limits, PromptLimits
 from tests.support.step_plans import (
     LIMITS,
     Request,
@@ -201,3 +201,23 @@ def test_something_runs_whenever_something_waits(situation: Situation) -> None:
     decoding, prompts, waiting, free = situation
     step = plan(decoding, prompts, waiting, free)
     assert step.decoding or step.chunks or not (decoding or prompts or waiting)
+
+
+def test_a_chunk_that_ranks_divide_may_be_larger() -> None:
+    limits = PromptLimits(divided_tokens=100, most_tokens=120, most_alone=30)
+    decoding = [running(0, 11, 10, [0])]
+    divided = plan(decoding, [running(1, 500, 0, range(1, 9))], prompt_limits=limits)
+    assert chunks_of(divided) == [(1, 120)]
+    # The rest of such a prompt, and shorter prompts, are computed alone.
+    rest, short = running(1, 500, 440, range(1, 9)), running(2, 50, 0, [9])
+    assert chunks_of(plan(decoding, [rest], prompt_limits=limits)) == [(1, 30)]
+    assert chunks_of(plan(decoding, [short], [candidate(3, 20)], prompt_limits=limits)) == [(2, 30)]
+    # Without requests that decode nothing is bounded.
+    assert chunks_of(plan([], [rest], prompt_limits=limits)) == [(1, 60)]
+
+
+def test_long_prompts_wait_for_their_turn_short_ones_never() -> None:
+    limits = PromptLimits(divided_tokens=100, most_tokens=120, most_alone=30, divides=False)
+    decoding, long = [running(0, 11, 10, [0])], running(1, 500, 440, range(1, 9))
+    assert chunks_of(plan(decoding, [long, running(2, 50, 40, [9])], prompt_limits=limits)) == [(2, 10)]
+    assert chunks_of(plan([], [long], prompt_limits=limits)) == [(1, 60)]

@@ -13,9 +13,9 @@ from engine.engine import Engine
 from engine.oracle.backend import OracleBackend, OracleStep
 from engine.oracle.tokens import oracle_tokens
 from engine.pace.tails import SPARE_ROWS
-from engine.parallel.config import MOST_WORKER_RANKS
 from engine.protocol.messages import Cancel
 from engine.step.agreement import PACKED_BITS, agreed, packed
+from mesh.domain.workers import MAX_RANKS
 from tests.support.engines import (
     VOCABULARY,
     DeferredOracle,
@@ -28,7 +28,7 @@ from tests.support.engines import (
 )
 
 
-def recording(backend_type: type[OracleBackend]) -> Any:
+def recording(backend_type: type[OracleBackend], total_blocks: int = 16) -> Any:
     class Recording(backend_type):  # type: ignore[valid-type, misc]
         launches: list[tuple[int, StepShape]]
 
@@ -36,7 +36,7 @@ def recording(backend_type: type[OracleBackend]) -> Any:
             self.launches.append((len(batch.rows), shape))
             return super().launch(batch, shape)
 
-    backend = Recording(oracle_config(total_blocks=16))
+    backend = Recording(oracle_config(total_blocks=total_blocks))
     backend.launches = []
     return backend
 
@@ -65,10 +65,13 @@ SHAPES = st.builds(
     drafts=st.integers(0, MOST_DRAFTS),
     drawing=st.integers(0, MOST_REQUESTS),
     beginning=st.integers(0, MOST_REQUESTS),
-    waiting_prompts=st.integers(0, MOST_WORKER_RANKS),
+    waiting_prompts=st.integers(0, MAX_RANKS),
     decodes=st.booleans(),
     prefills=st.booleans(),
     owes=st.booleans(),
+    # As one rank proposes them.
+    dividing=st.integers(0, 1),
+    begun=st.integers(0, 1),
 )
 
 
@@ -87,6 +90,8 @@ def test_the_agreed_shape_is_the_least_that_holds_both(one: StepShape, other: St
         prefills=one.prefills or other.prefills,
         rows=max(one.rows, other.rows),
         owes=one.decode_only and other.decode_only and (one.owes or other.owes),
+        dividing=one.dividing + other.dividing,
+        begun=one.begun + other.begun,
     )
 
 
@@ -151,10 +156,10 @@ def test_a_stopping_rank_leaves_its_requests_while_others_compute(backend: Any) 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_preemption_between_dummy_steps_changes_no_token(backend: Any, seed: int) -> None:
+@pytest.mark.parametrize("backend_type", [OracleBackend, DeferredOracle])
+def test_preemption_between_dummy_steps_changes_no_token(backend_type: type[OracleBackend], seed: int) -> None:
     others = Others(random.Random(seed).choices([0, 1, 30], k=5000))
-    config = oracle_config(total_blocks=9)
-    backend.total_blocks = 9
+    config, backend = oracle_config(total_blocks=9), recording(backend_type, total_blocks=9)
     engine = Engine(config, backend, lambda: 0.0, agreement=others)
     prompts = [prompt_of(100, seed=key) for key in range(3)]
     for key, prompt in enumerate(prompts):
