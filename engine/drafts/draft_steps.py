@@ -14,6 +14,7 @@ from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.sizes import capture_drafting
+from engine.runner.steps import NoGraphs
 from engine.step.two_batch import NEVER, TwoBatch
 
 
@@ -24,24 +25,17 @@ class DraftSteps:
         self.batches = batches
         self._drafter = drafter
         self._config = config
-        self._graphs: DraftGraphs | None = None
+        self.graphs: DraftGraphs | NoGraphs = NoGraphs()
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], longest: int, capture: Capture, two_batch: TwoBatch = NEVER) -> None:
         model, state = self._drafter.model, self._drafter.state
-        self._graphs = capture_drafting(model, state, self._config, sizes, longest, capture, two_batch)
-
-    @property
-    def most_rows(self) -> int:
-        return 0 if self._graphs is None else self._graphs.most_rows
-
-    def fit(self, shape: StepShape) -> bool:
-        return self._graphs is not None and self._graphs.fit(shape)
+        self.graphs = capture_drafting(model, state, self._config, sizes, longest, capture, two_batch)
 
     def launch(self, batch: Batch, shape: StepShape, events: StepEvents | None) -> Launched:
         rows, drafter = batch.rows, self._drafter
-        if self._graphs is not None and self._graphs.fit(shape):
-            return DraftingStep(drafter, rows, self._graphs.run(rows, shape), None, events)
+        if self.graphs.fit(shape):
+            return DraftingStep(drafter, rows, self.graphs.run(rows, shape), None, events)
         on_layers = batch.on_layers if events is None else events.layer_hook
         layers = EagerPass(drafter.model, drafter.state, rows, shape, self.batches, on_layers)
         prompts = PendingPromptLogprobs(rows, layers.hidden, drafter.model.logits) if wanted(rows) else None

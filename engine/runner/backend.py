@@ -212,7 +212,7 @@ class ModelBackend:
 
     @property
     def captured_rows(self) -> int:
-        return self.steps.most_rows
+        return self.steps.graphs.most_rows
 
     def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
         meter = self.state.sparse_meter

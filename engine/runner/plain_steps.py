@@ -16,6 +16,7 @@ from engine.runner.micro_batches import MicroBatches
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.sampler import Sampler
 from engine.runner.sizes import capture_decoding
+from engine.runner.steps import NoGraphs
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import to_indices
 
@@ -28,24 +29,17 @@ class PlainSteps:
         self._model = model
         self._state = state
         self._sampler = sampler
-        self._graphs: DecodeGraphs | None = None
+        self.graphs: DecodeGraphs | NoGraphs = NoGraphs()
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], longest: int, capture: Capture, two_batch: TwoBatch = NEVER) -> None:
-        self._graphs = capture_decoding(self._model, self._state, sizes, longest, capture, two_batch)
-
-    @property
-    def most_rows(self) -> int:
-        return 0 if self._graphs is None else self._graphs.most_rows
-
-    def fit(self, shape: StepShape) -> bool:
-        return self._graphs is not None and self._graphs.fit(shape)
+        self.graphs = capture_decoding(self._model, self._state, sizes, longest, capture, two_batch)
 
     def launch(self, batch: Batch, shape: StepShape, events: StepEvents | None) -> Launched:
         rows, prompts = batch.rows, None
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
-        if self._graphs is not None and self._graphs.fit(shape):
-            logits = self._graphs.run(rows, shape)
+        if self.graphs.fit(shape):
+            logits = self.graphs.run(rows, shape)
             if len(drawing) < len(rows):
                 logits = logits[to_indices(drawing, self._state.device)]
         else:

@@ -1,13 +1,38 @@
 """How a backend launches steps: `PlainSteps`, or `DraftSteps` if its model drafts."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from engine.batch import Batch, Launched, StepShape
+from engine.batch import Batch, Launched, Row, StepShape
 from engine.runner.capture import Capture
 from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.step.two_batch import TwoBatch
+
+
+class Graphs(Protocol):
+    """Captured steps."""
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest one; 0 if there is none."""
+        ...
+
+    def fit(self, shape: StepShape) -> bool:
+        """Whether a step of this shape runs as a captured one."""
+        ...
+
+
+class NoGraphs:
+    """No step is captured."""
+
+    most_rows = 0
+
+    def fit(self, shape: StepShape) -> bool:
+        return False
+
+    def run(self, rows: Sequence[Row], shape: StepShape) -> NoReturn:
+        raise AssertionError("a step was to run as a graph, and none is captured")
 
 
 class Steps(Protocol):
@@ -26,12 +51,8 @@ class Steps(Protocol):
         ...
 
     @property
-    def most_rows(self) -> int:
-        """Rows of the largest captured step; 0 if none is."""
-        ...
-
-    def fit(self, shape: StepShape) -> bool:
-        """Whether a step of this shape runs as a captured graph."""
+    def graphs(self) -> Graphs:
+        """What `capture` has captured."""
         ...
 
     def launch(self, batch: Batch, shape: StepShape, events: StepEvents | None) -> Launched:

@@ -112,7 +112,7 @@ def warm_up(
         progress = ProgressLog("warming up: compiling what steps need", len(each))
         for rows in each:
             shape = replace(shape_of(rows), drafts=drafts)
-            padded, captured = steps.batches.size(shape.tokens), steps.fit(shape)
+            padded, captured = steps.batches.size(shape.tokens), steps.graphs.fit(shape)
             kind = (state.kv_pool.dtype, state.quantized_prompts, *_kind_of(rows, padded, captured))
             if kind not in warm:
                 execute(backend, Batch(0, rows), shape)

@@ -61,7 +61,7 @@ def note_others(monkeypatch: pytest.MonkeyPatch, backend: ModelBackend, others: 
     launch = backend.launch
 
     def noted(batch: Batch, shape: StepShape) -> Launched:
-        if not backend.steps.fit(shape):
+        if not backend.steps.graphs.fit(shape):
             others.append(shape)
         return launch(batch, shape)
 
