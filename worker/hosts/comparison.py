@@ -1,10 +1,15 @@
-"""Checks whether two hosts of a worker have the same configuration. Pure."""
+"""Checks whether two hosts of a worker have the same version and configuration."""
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from typing import Any
 
 # UCX's devices have different names on each host.
 OF_EACH_HOST = frozenset({"transfer.devices"})
+
+
+def own_version() -> str:
+    return version("deepmesh")
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:

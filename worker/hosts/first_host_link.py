@@ -22,6 +22,7 @@ from mesh.server import MeshServer
 from mesh.tls import server_tls
 from worker.config import WorkerConfig
 from worker.hosts import wire
+from worker.hosts.comparison import own_version
 from worker.hosts.host_ranks import HostRanks
 from worker.hosts.place import HostPlace
 from worker.settled import settled
@@ -63,7 +64,7 @@ async def _serve(
     config: WorkerConfig, resolved: WorkerConfig, role: WorkerRole, place: HostPlace, server: MeshServer
 ) -> None:
     assert config.worker_id is not None and place.first is not None
-    join = wire.join(config.worker_id, place.number, config.engine.model_dump_json().encode())
+    join = wire.join(config.worker_id, place.number, config.engine.model_dump_json().encode(), own_version())
     async with service_channels(config.security.tls).open(place.first, Role(role.value)) as channel:
         link = await _join(hosts_pb2_grpc.HostsServiceStub(channel), join, place.first)
         ranks = await HostRanks.start(resolved, place.number, link)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from mesh.errors import ConfigError, EngineFailed, InvalidRequest, WorkerDraining
-from worker.hosts.comparison import difference
+from worker.hosts.comparison import difference, own_version
 from worker.hosts.line import Line
 from worker.hosts.remote_rank import RemoteRank
 
@@ -40,14 +40,20 @@ class JoinedHosts:
         self._line: Line | None = None
         self._carrying: asyncio.Task[None] | None = None
 
-    def admit(self, number: int, engine: bytes) -> range:
+    def admit(self, number: int, engine: bytes, version: str) -> range:
         """Let a host join; returns the numbers of the ranks that it is to own. Call `joined` afterwards.
 
-        engine: the host's configuration. Raises InvalidRequest, ConfigError, WorkerDraining.
+        engine: the host's configuration; version: of deepmesh there. Raises InvalidRequest, ConfigError,
+        WorkerDraining.
         """
         parallel = self._engine.parallel
         if not 0 < number < parallel.hosts:
             raise InvalidRequest(f"host {number} joins a worker of {parallel.hosts}", field="join.host")
+        if version != (ours := own_version()):
+            raise ConfigError(
+                f"host {number} has another version of deepmesh than the worker's first host:"
+                f" {version or 'an older one'} there and {ours} here; install one version on all hosts of a worker"
+            )
         try:
             theirs = json.loads(engine)
         except ValueError as error:

@@ -68,7 +68,7 @@ class HostsServicer(hosts_pb2_grpc.HostsServiceServicer):
                 f"this is worker {self._config.worker_id!r}, and not {join.worker_id!r}", field="join.worker_id"
             )
         check_host(join.worker_id, join.host, self._role)
-        numbers = self.hosts.admit(join.host, join.engine)
+        numbers = self.hosts.admit(join.host, join.engine, join.version)
         ranks = {rank: _remote_rank(rank, outgoing) for rank in numbers}
         host = JoinedHost(join.host, ranks, lambda record: outgoing.put_nowait(wire.record_to_host(record)))
         self.hosts.joined(host)

@@ -7,8 +7,9 @@ from deepmesh.internal.v1 import hosts_pb2
 from engine.protocol.pulse import LoopProgress
 
 
-def join(worker_id: str, host: int, engine: bytes) -> hosts_pb2.JoinWorkerRequest:
-    return hosts_pb2.JoinWorkerRequest(join=hosts_pb2.Join(worker_id=worker_id, host=host, engine=engine))
+def join(worker_id: str, host: int, engine: bytes, version: str) -> hosts_pb2.JoinWorkerRequest:
+    joining = hosts_pb2.Join(worker_id=worker_id, host=host, engine=engine, version=version)
+    return hosts_pb2.JoinWorkerRequest(join=joining)
 
 
 def from_rank(rank: int, data: bytes) -> hosts_pb2.JoinWorkerRequest:

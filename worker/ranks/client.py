@@ -230,7 +230,7 @@ class RankClient:
             status = await asyncio.shield(self.closed)
             raise EngineFailed(f"{self.name} ended with status {status} while it started: see its last lines")
         if isinstance(message, Failed):
-            raise _start_error(message)
+            raise _start_error(message, self.name if isinstance(self._process, RemoteRank) else None)
         assert isinstance(message, Ready)
         return message
 
@@ -273,8 +273,10 @@ class RankClient:
             self._pulse_descriptor = None
 
 
-def _start_error(failed: Failed) -> MeshError:
-    error = rebuild(failed.reason, failed.message)
+def _start_error(failed: Failed, elsewhere: str | None = None) -> MeshError:
+    """elsewhere: the rank's name, if it lies on another host, which may have fewer GPUs or another checkpoint."""
+    message = failed.message if elsewhere is None else f"{elsewhere}: {failed.message}"
+    error = rebuild(failed.reason, message)
     if isinstance(error, EngineFailed):
-        return EngineFailed(f"the engine could not start: {failed.message}")
+        return EngineFailed(f"the engine could not start: {message}")
     return error

@@ -15,6 +15,8 @@ from tests.support.oracle_model import assert_greedy, load_oracle
 from tests.support.running_group import submit_to
 from tests.support.two_hosts import first_host, join, two_hosts, worker_config
 from tests.support.waiting import eventually
+from worker.hosts import first_host_link
+from worker.hosts.comparison import own_version
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.check("hosts"))])
@@ -69,6 +71,13 @@ async def test_a_host_configured_otherwise_is_told_and_gives_up() -> None:
             await join(worker_config(max_step_tokens=128), server)
 
 
+async def test_a_host_of_another_version_is_told_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_host_link, "own_version", lambda: "0.1.9")
+    async with first_host(worker_config()) as (_, server):
+        with pytest.raises(ConfigError, match=f"host 1 has another version .*: 0.1.9 there and {own_version()} here"):
+            await join(worker_config(), server)
+
+
 async def test_hosts_that_the_worker_does_not_have_are_refused() -> None:
     async with first_host(worker_config()) as (_, server):
         with pytest.raises(InvalidRequest, match="host 2 joins a worker of 2"):
@@ -98,6 +107,6 @@ async def test_a_host_joins_once() -> None:
         first = asyncio.create_task(join(worker_config(), server))
         await servicer.hosts.wait()
         with pytest.raises(WorkerDraining, match="host 1 of this worker has joined before"):
-            servicer.hosts.admit(1, worker_config().engine.model_dump_json().encode())
+            servicer.hosts.admit(1, worker_config().engine.model_dump_json().encode(), own_version())
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)

@@ -228,6 +228,11 @@ def test_an_error_at_start_keeps_its_class_or_reason(reason: str, error: type[Me
     assert (type(found), found.reason, found.message) == (error, reason, "why")
 
 
+def test_an_error_at_start_on_another_host_names_it() -> None:
+    failed = Failed("CONFIG", "engine.parallel makes 8 ranks, each on a GPU of its own, and torch finds 4")
+    assert _start_error(failed, "rank 8 of 16 (host 1)").message == f"rank 8 of 16 (host 1): {failed.message}"
+
+
 def test_a_rank_dies_with_its_service() -> None:
     service = subprocess.Popen([sys.executable, str(RANK_OWNER)], stdout=subprocess.PIPE, text=True, env=_environment())
     assert service.stdout is not None

@@ -33,14 +33,16 @@ class JoinWorkerResponse(_message.Message):
     def __init__(self, joined: _Optional[_Union[Joined, _Mapping]] = ..., to_rank: _Optional[_Union[RankBytes, _Mapping]] = ..., kill: _Optional[_Union[KillRank, _Mapping]] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("worker_id", "host", "engine")
+    __slots__ = ("worker_id", "host", "engine", "version")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     host: int
     engine: bytes
-    def __init__(self, worker_id: _Optional[str] = ..., host: _Optional[int] = ..., engine: _Optional[bytes] = ...) -> None: ...
+    version: str
+    def __init__(self, worker_id: _Optional[str] = ..., host: _Optional[int] = ..., engine: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ()

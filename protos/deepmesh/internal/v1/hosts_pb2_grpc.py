@@ -53,7 +53,7 @@ class HostsServiceServicer:
         the host has been accepted; the host then starts its ranks.
 
         INVALID_ARGUMENT     the host belongs to another worker, or its number is not one of this worker's
-        FAILED_PRECONDITION  its configuration differs from the first host's (CONFIG)
+        FAILED_PRECONDITION  its version of deepmesh or its configuration differs from the first host's (CONFIG)
         ABORTED              the host has joined before and has not left: join again later (DRAINING)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
