@@ -5,7 +5,7 @@ import secrets
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -88,7 +88,9 @@ class _ReceivingEnd(_End):
         self.peer.send(tickets)
         landed = 0
         while landed < times * len(self.blocks):
-            landed += sum(isinstance(event, Landed) for event in self.events())
+            for event in self.events():
+                assert isinstance(event, Landed), event
+                landed += 1
         return self.told_at
 
     def bare(self, pause: float) -> float:
@@ -102,6 +104,9 @@ class _ReceivingEnd(_End):
 
     def transport(self) -> str:
         return next(iter(self.agent.counters().received_bytes))
+
+    def local_tcp_bytes(self) -> Mapping[str, int]:
+        return self.agent.counters().local_tcp_bytes
 
     def lookups(self, count: int, blocks: int) -> tuple[list[float], list[float]]:
         """Seconds of each lookup over UCX and of each over gRPC, both as the thread that asks sees them."""
@@ -160,15 +165,25 @@ class _SendingEnd(_End):
         return began
 
 
+def _stay() -> None:
+    """A process runs where it was started."""
+
+
 class Ends:
     """Both processes, controlled by a third, the caller's."""
 
-    def __init__(self, config: TransferConfig, geometry: Geometry, gpus: tuple[str | None, str | None]) -> None:
-        """gpus: the receiver's and the sender's; None for host memory."""
+    def __init__(
+        self,
+        config: TransferConfig,
+        geometry: Geometry,
+        gpus: tuple[str | None, str | None],
+        enter: tuple[Callable[[], None], Callable[[], None]] = (_stay, _stay),
+    ) -> None:
+        """gpus: the receiver's and the sender's; None for host memory. enter: what each process calls first."""
         context = multiprocessing.get_context("spawn")
         left, right = context.Pipe()
-        self._receiving = _Remote(context, _ReceivingEnd, left, config, geometry, gpus[0])
-        self._sending = _Remote(context, _SendingEnd, right, config, geometry, gpus[1])
+        self._receiving = _Remote(context, enter[0], _ReceivingEnd, left, config, geometry, gpus[0])
+        self._sending = _Remote(context, enter[1], _SendingEnd, right, config, geometry, gpus[1])
 
     def __enter__(self) -> "Ends":
         return self
@@ -203,6 +218,11 @@ class Ends:
         receiving, sending = (after - start for after, start in zip(self._cpu_seconds(), before, strict=True))
         return receiving / seconds, sending / seconds
 
+    def local_tcp_bytes(self) -> Mapping[str, int]:
+        """What the receiver got from its own host over TCP, by sender."""
+        counted: Mapping[str, int] = self._receiving.call("local_tcp_bytes")
+        return counted
+
     def lookups(self, count: int, blocks: int) -> tuple[list[float], list[float]]:
         seconds: tuple[list[float], list[float]] = self._receiving.call("lookups", count, blocks)
         return seconds
@@ -219,9 +239,9 @@ class Ends:
 
 
 class _Remote:
-    def __init__(self, context: Any, end: Callable[..., _End], *arguments: Any) -> None:
+    def __init__(self, context: Any, enter: Callable[[], None], end: Callable[..., _End], *arguments: Any) -> None:
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, end, *arguments), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, enter, end, *arguments), daemon=True)
         self._process.start()
 
     def begin(self, method: str, *arguments: Any) -> None:
@@ -239,7 +259,8 @@ class _Remote:
         self._process.join()
 
 
-def _serve(pipe: Connection, end_class: Callable[..., _End], *arguments: Any) -> None:
+def _serve(pipe: Connection, enter: Callable[[], None], end_class: Callable[..., _End], *arguments: Any) -> None:
+    enter()
     end = end_class(*arguments)
     while True:
         method, parameters = pipe.recv()

@@ -1,0 +1,24 @@
+"""KV between two processes with namespaces of their own: `python -m bench.transports` has all combinations."""
+
+import pytest
+
+from bench.kv_push.pools import Geometry
+from bench.transports.__main__ import LAYERS, PIECE_BYTES, SHARINGS, Sharing, measure
+from bench.transports.containers import two_networks, why_no_containers
+
+pytestmark = [
+    pytest.mark.check("hosts"),
+    pytest.mark.skipif(why_no_containers() is not None, reason=f"{why_no_containers()}"),
+]
+GEOMETRY = Geometry(LAYERS, 8, PIECE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "by_tcp"),
+    [(SHARINGS[0], False), (SHARINGS[1], True), (SHARINGS[2], False)],
+    ids=[sharing.name for sharing in SHARINGS[:3]],
+)
+def test_kv_over_tcp_is_warned_of_where_ipc_is_not_shared(sharing: Sharing, by_tcp: bool) -> None:
+    with two_networks() as networks:
+        found = measure(sharing, networks, GEOMETRY, rounds=1)
+    assert ("tcp" in found.transport, found.warned) == (by_tcp, by_tcp)
