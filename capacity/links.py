@@ -6,15 +6,15 @@ from engine.model.config import ModelConfig
 from engine.model.quantization import WEIGHT_BLOCK
 from engine.parallel.layout import Layout
 
-# Of a choice of an expert: its weight in float32 and its number.
+# Each choice of an expert travels as its weight in float32 and its number.
 CHOICE_BYTES = 12
 BF16 = 2
 
 
 @dataclass(frozen=True)
 class Links:
-    """Of each GPU: bytes a second in one direction, and seconds that an exchange takes however few bytes it has. Those
-    of NVLink were measured between four H200 (docs/performance.md).
+    """What each GPU has: bytes a second in one direction, and seconds that an exchange takes however few bytes it has.
+    Those of NVLink were measured between four H200 (docs/performance.md).
     """
 
     host_rate: float = 395e9

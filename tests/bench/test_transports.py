@@ -18,7 +18,7 @@ GEOMETRY = Geometry(LAYERS, 8, PIECE_BYTES)
     [(SHARINGS[0], False), (SHARINGS[1], True), (SHARINGS[2], False)],
     ids=[sharing.name for sharing in SHARINGS[:3]],
 )
-def test_kv_over_tcp_is_warned_of_where_ipc_is_not_shared(sharing: Sharing, by_tcp: bool) -> None:
+def test_without_shared_ipc_kv_takes_tcp_and_is_warned_of(sharing: Sharing, by_tcp: bool) -> None:
     with two_networks() as networks:
         found = measure(sharing, networks, GEOMETRY, rounds=1)
     assert ("tcp" in found.transport, found.warned) == (by_tcp, by_tcp)

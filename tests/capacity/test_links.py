@@ -26,7 +26,7 @@ def test_all_rows_reach_every_rank_once_over_each_link(gpus: int, hosts: int, co
     assert seconds == pytest.approx(10 * copies * ROW_BYTES / 1e9)
 
 
-def test_a_wanted_row_goes_once_to_each_host_with_an_expert() -> None:
+def test_a_wanted_row_goes_once_to_each_wanted_host() -> None:
     network = Links(host_rate=1e30, host_seconds=0.0, network_rate=1e9, network_seconds=0.0)
     # docs/scale-out.md: 2.70 other hosts of four.
     seconds = exchange_seconds(R1, 10, layout(32, 4), network, wanted_only=True)

@@ -12,7 +12,7 @@ from mesh.cost_file import load_costs
 SLOW = replace(Links(), network_seconds=210e-6)
 
 
-def test_a_step_is_longer_on_more_hosts_though_experts_take_less() -> None:
+def test_more_hosts_make_a_step_longer_though_experts_shorter() -> None:
     # As the first talk of Tencent and NVIDIA on DeepSeek measured it from 8 to 16 GPUs.
     one, two = (predict(gpus, 16, SLOW, wanted_only=False, excess=0.0) for gpus in (8, 16))
     assert two.experts < one.experts and two.all > 1.3 * one.all and two.rest == one.rest
