@@ -50,8 +50,9 @@ def why_no_containers() -> str | None:
         return "namespaces need root"
     if shutil.which("ip") is None:
         return "network namespaces need ip"
-    ended = subprocess.run(["unshare", "--mount", "--ipc", "--pid", "--fork", "true"], capture_output=True, text=True)
-    return ended.stderr.strip() or f"unshare ended with {ended.returncode}" if ended.returncode else None
+    command = ["unshare", "--mount", "--ipc", "--pid", "--fork", "true"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, encoding="utf-8", check=False)
+    return (ended.stderr.strip() or f"unshare ended with {ended.returncode}") if ended.returncode else None
 
 
 @contextmanager
