@@ -17,7 +17,7 @@ from transfer.exchange import Exchange
 from transfer.fetch.lookup_server import LookupHandler
 from transfer.kept_macs import KeptMacs
 from transfer.memory import KvMemory
-from transfer.segments import Tile, plan_layerwise, plan_whole
+from transfer.segments import HOST_SEGMENT_BYTES, Tile, plan_layerwise, plan_whole
 from transfer.tally import Tally
 from transfer.thread import TransferThread
 from transfer.ticket import StoreSession, Ticket
@@ -57,6 +57,10 @@ class TransferAgent:
         """
         self._rank = rank
         self._geometry = Geometry(memory.layers, memory.piece_bytes, config.slot_bytes)
+        # The largest segment that suits this process.
+        self.segment_bytes = config.slot_bytes
+        if lookups is None and not memory.is_on_gpu:
+            self.segment_bytes = min(config.slot_bytes, max(HOST_SEGMENT_BYTES, memory.piece_bytes))
         self._plan(1, plan_whole, None, memory.layers)
         self._namespace = namespace
         self._layerwise_tokens = config.layerwise_tokens
@@ -82,6 +86,7 @@ class TransferAgent:
             author,
             namespace.draft_layers,
             times,
+            self.segment_bytes,
         )
         self._thread = TransferThread(self._transport, self._exchange, clock, self._announce)
 
@@ -117,7 +122,7 @@ class TransferAgent:
         """Open a landing for these blocks (in chain order), with all layers, or with the base layers alone.
 
         The whole prompt's `tokens` decide between whole and layerwise segments. A segment fits a slot on both sides; if
-        `sender_slot_bytes` is None, the sender's slots count as large as ours. Exactly one Landed or LandingFailed ends
+        `sender_slot_bytes` is None, the sender takes as large ones as we do. Exactly one Landed or LandingFailed ends
         the landing.
         """
         plan = plan_layerwise if tokens >= self._layerwise_tokens else plan_whole
@@ -215,7 +220,7 @@ class TransferAgent:
     def _plan(
         self, blocks: int, plan: Callable[[int, int, int, int], list[Tile]], sender_slot_bytes: int | None, layers: int
     ) -> list[Tile]:
-        ours = self._geometry.slot_bytes
+        ours = self.segment_bytes
         segment_bytes = ours if sender_slot_bytes is None else min(ours, sender_slot_bytes)
         return plan(layers, blocks, self._geometry.piece_bytes, segment_bytes)
 

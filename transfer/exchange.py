@@ -57,12 +57,13 @@ class Exchange:
         author: Author | None,
         draft_layers: int = 0,
         times: StartTimes | None = None,
+        segment_bytes: int | None = None,
     ) -> None:
         """`lookups`: set on a store; `author`: set on a worker. `refused` counts refusals of peers' messages, by
         reason.
 
         `draft_layers`: how many of the memory's layers, the last ones, belong to drafts. `times` records the duration
-        of each phase.
+        of each phase. segment_bytes: the largest segment to ask stores for; by default as large as a slot.
         """
         self._transport = transport
         self._memory = memory
@@ -92,7 +93,17 @@ class Exchange:
         self._sender = Sender(transport, self._mailbox, memory, self._slots, staging, self._sent_bytes, origin)
         self._author = author
         self.fetcher = Fetcher(
-            transport, self._mailbox, self._receiver, memory, config, clock, self._refused, emit, author, draft_layers
+            transport,
+            self._mailbox,
+            self._receiver,
+            memory,
+            config,
+            clock,
+            self._refused,
+            emit,
+            author,
+            draft_layers,
+            segment_bytes or config.slot_bytes,
         )
         self.server: LookupServer | None = None
         self._referrals: Referrals | None = None

@@ -10,6 +10,9 @@ from transfer.ticket import Segment
 # A layerwise segment spans the layers of at most one of this many groups, so that most of a prompt's KV is sent while
 # later layers are still computed.
 LAYER_GROUPS = 8
+# A worker's segments in host memory are no larger: they then lie in the processor's caches between two copies. On a GPU
+# a segment costs the host the same, however large it is. A store takes what suits its workers.
+HOST_SEGMENT_BYTES = 8 << 20
 
 
 class Tile(NamedTuple):

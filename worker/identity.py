@@ -34,7 +34,7 @@ def worker_identity(
         block_bytes=ready.block_bytes,
         receives_kv=ready.transfer_address is not None,
         layerwise_tokens=transfer.layerwise_tokens if transfer else None,
-        slot_bytes=transfer.slot_bytes if transfer else None,
+        slot_bytes=ready.segment_bytes,
         ranks=layout.dp,
         worker_class=f"{ready.device_name}, tp {layout.tp}, dp {layout.dp}, ep {layout.ep}"
         + (f", hosts {layout.hosts}" if layout.hosts > 1 else ""),

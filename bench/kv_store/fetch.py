@@ -1,6 +1,6 @@
 """Fetching blocks from the KV-cache center, against a copy of the same bytes within one process.
 
-    python -m bench.kv_store.fetch [--blocks 256] [--rounds 9] [--slot-bytes 67108864]
+    python -m bench.kv_store.fetch [--blocks 34] [--layers 61] [--rounds 9]
 
 A worker and a store are two processes. Mapped, the worker copies blocks from the store's memory into its own, in random
 order, and verifies them there. Over UCX the store gathers blocks from its slab, hashes and sends them; the worker
@@ -34,8 +34,7 @@ from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
 from mesh.channel import Channels
 from transfer.config import TransferConfig
 
-# Layers of a block, and the bytes of one in one layer: 64 tokens of DeepSeek's latent in bf16.
-LAYERS = 8
+# A block in one layer: 64 tokens of DeepSeek's latent in bf16.
 PIECE_BYTES = 64 * 576 * 2
 HASH_BYTES = 16
 # The value of UCX_TLS in each comparison; None: the worker maps the store's memory.
@@ -44,7 +43,8 @@ WAYS = (None, "tcp", "posix,self")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=256)
+    parser.add_argument("--blocks", type=int, default=34)
+    parser.add_argument("--layers", type=int, default=61, help="of a block; 61 are DeepSeek-R1's")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--slot-bytes", type=int, default=TransferConfig().slot_bytes)
     arguments = parser.parse_args()
@@ -52,14 +52,14 @@ def main() -> None:
         config = TransferConfig(
             transports=way, map_stores=way is None, slot_bytes=arguments.slot_bytes, fetch_seconds=60.0
         )
-        uvloop.run(compare(config, arguments.blocks, arguments.rounds))
+        uvloop.run(compare(config, arguments.layers, arguments.blocks, arguments.rounds))
 
 
-async def compare(config: TransferConfig, blocks: int, rounds: int) -> None:
-    size_bytes = LAYERS * blocks * PIECE_BYTES
-    worker = KvWorker(LAYERS, 2 * blocks, PIECE_BYTES, config, secret=secrets.token_bytes(32))
-    trusting = KvWorker(LAYERS, 2 * blocks, PIECE_BYTES, config)
-    worker.memory[:, :blocks] = np.random.default_rng(0).integers(0, 256, (LAYERS, blocks, PIECE_BYTES), np.uint8)
+async def compare(config: TransferConfig, layers: int, blocks: int, rounds: int) -> None:
+    size_bytes = layers * blocks * PIECE_BYTES
+    worker = KvWorker(layers, 2 * blocks, PIECE_BYTES, config, secret=secrets.token_bytes(32))
+    trusting = KvWorker(layers, 2 * blocks, PIECE_BYTES, config)
+    worker.memory[:, :blocks] = np.random.default_rng(0).integers(0, 256, (layers, blocks, PIECE_BYTES), np.uint8)
     chain = [secrets.token_bytes(HASH_BYTES) for _ in range(blocks)]
     worker.hold(chain, range(blocks))
     settings: dict[str, object] = {"memory_bytes": size_bytes, "transfer.slot_bytes": config.slot_bytes}

@@ -55,8 +55,15 @@ class KvWorker:
         transfer = transfer or TransferConfig()
         self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
         self.namespace = KvNamespace(weights, dtype, layers, layout, scale, draft_layers=draft_layers)
+        self.sessions: dict[str, StoreSession] = {}
+        self._attached = asyncio.Event()
+        self._news = EventFd()
+        worker_id = uuid.uuid4().hex
+        authorship = None if secret is None else Authorship(secret, worker_id)
+        memory, wake = HostMemory(self.memory), self._news.set
+        self.agent = TransferAgent(memory, self.namespace, transfer, time.monotonic, wake, authorship=authorship)
         self.identity = WorkerIdentity(
-            worker_id=uuid.uuid4().hex,
+            worker_id=worker_id,
             incarnation="first",
             role=WorkerRole.PREFILL,
             endpoint="none:1",
@@ -70,14 +77,8 @@ class KvWorker:
             worker_class="none",
             max_step_tokens=1024,
             block_bytes=layers * piece_bytes,
-            slot_bytes=transfer.slot_bytes,
+            slot_bytes=self.agent.segment_bytes,
         )
-        self.sessions: dict[str, StoreSession] = {}
-        self._attached = asyncio.Event()
-        self._news = EventFd()
-        authorship = None if secret is None else Authorship(secret, self.identity.worker_id)
-        memory, wake = HostMemory(self.memory), self._news.set
-        self.agent = TransferAgent(memory, self.namespace, transfer, time.monotonic, wake, authorship=authorship)
         self._blocks: Mapping[bytes, int] = {}
         self._fetches = 0
 

@@ -128,6 +128,8 @@ class Ready(msgspec.Struct, tag="ready"):
     peak_bytes: int
     # UCX worker address; None without transfers.
     transfer_address: bytes | None = None
+    # The largest segment that suits the rank; None without transfers.
+    segment_bytes: int | None = None
     # The model's own ends of sequences.
     eos_token_ids: frozenset[int] = frozenset()
     # The device's name: a card's, "CPU" or "oracle".

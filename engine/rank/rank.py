@@ -184,6 +184,7 @@ def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None"
         max_requests=config.max_requests,
         peak_bytes=_peak_resident_bytes(),
         transfer_address=None if agent is None else agent.address,
+        segment_bytes=None if agent is None else agent.segment_bytes,
         device_name=backend.device_name,
         start_seconds=times.seconds,
         speed=backend.speed,

@@ -82,9 +82,10 @@ class Fetcher:
         emit: Callable[[Fetched], None],
         author: Author | None,
         draft_layers: int,
+        segment_bytes: int,
     ) -> None:
         """With an `author`, only blocks signed by a worker of the namespace are accepted. draft_layers: how many of the
-        memory's layers, the last ones, belong to drafts.
+        memory's layers, the last ones, belong to drafts. segment_bytes: the largest segment to ask for.
         """
         self._author = author
         self._parts = Parts(memory.layers - draft_layers, draft_layers)
@@ -92,7 +93,8 @@ class Fetcher:
         self._mailbox = mailbox
         self._receiver = receiver
         self._memory = memory
-        self._segment_bytes = config.slot_bytes
+        self._segment_bytes = segment_bytes
+        self._slot_bytes = config.slot_bytes
         self._maps_stores = config.map_stores
         self._seconds = config.fetch_seconds
         self._clock = clock
@@ -180,7 +182,7 @@ class Fetcher:
             deadline_ms=int(self._seconds * 1000),
             worker_address=self._transport.address,
             answer_tag=fetch.answer_tag,
-            segment_bytes=self._segment_bytes,
+            segment_bytes=self._largest_segment(fetch),
             layers=self._memory.layers,
             piece_bytes=self._memory.piece_bytes,
             hashes=hashes,
@@ -191,6 +193,10 @@ class Fetcher:
         )
         store = fetch.session.store
         self._tell(store, LOOKUP_TAG, Kind.LOOKUP, lookup)
+
+    def _largest_segment(self, fetch: _Fetch) -> int:
+        """What is copied out of a store's memory takes no slot, and passes through no cache but once."""
+        return self._segment_bytes if fetch.session.slab is None else self._slot_bytes
 
     def _tell(self, store: StoreSession, tag: int, kind: Kind, message: Lookup | Receipt) -> None:
         self._mailbox.send(
@@ -227,7 +233,7 @@ class Fetcher:
             self._end(fetch, 0, 0, None)
         elif (
             not 0 < answer.matched <= len(fetch.blocks)
-            or not self._memory.piece_bytes <= answer.segment_bytes <= self._segment_bytes
+            or not self._memory.piece_bytes <= answer.segment_bytes <= self._largest_segment(fetch)
             or not 0 <= (answer.drafted or 0) <= answer.matched
             or (answer.mapped and fetch.session.slab is None)
         ):
