@@ -17,6 +17,7 @@ from scheduler.placement.times import (
     Source,
     batch,
     ends_for_blocks,
+    growth_tokens,
     place_wait_ms,
     prompt_begins_ms,
     slots_left,
@@ -61,7 +62,10 @@ def decode_share(
     others_tokens = mean_tokens if mean_tokens < inf else output_tokens
     tokens_each = request.query.prompt_tokens + output_tokens
     # Whether a request has to wait is decided by what is free now: some of the others end while the rest grow.
-    room = slots_left(tokens_each, inf, candidate, tpot_ms, now)
+    room = left = slots_left(tokens_each, 0.0, candidate, requests)
+    growth = growth_tokens(candidate, mean_tokens, tpot_ms, now, requests)
+    if growth:
+        left = slots_left(tokens_each, growth, candidate, requests)
     drain_ms = others_tokens * tpot_ms / (1 if running < 1 else running if running < most else most)
     # On average half of a running step is left, and the worker's report is as old as that.
     boundary_ms = tpot_ms / 2 if requests else 0.0
@@ -91,7 +95,7 @@ def decode_share(
         tpot_ms=tpot_ms,
         output_ms=output_ms,
         drain_ms=drain_ms,
-        slots_left=max(slots_left(tokens_each, mean_tokens, candidate, tpot_ms, now), 0),
+        slots_left=left if left > 0 else 0,
         requests=requests,
         least_ms=wait_ms + output_ms,
     )

@@ -20,6 +20,7 @@ from mesh.tails import is_tail
 from scheduler.placement.candidates import CandidateWorker, Pace, PlacementRequest, blocks
 from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import first_slowness
+from scheduler.placement.growth import NO_ANSWERS
 from scheduler.placement.prompts import JointPrompts
 
 # Workers report at the end of a step, but at most once within this time, so ends of shorter steps are not known.
@@ -226,23 +227,32 @@ def prompt_begins_ms(
     return (begins_at - comes_at) * 1000
 
 
-def slots_left(tokens_each: float, mean_tokens: float, candidate: CandidateWorker, token_ms: float, now: float) -> int:
-    """How many more requests of `tokens_each` tokens fit once those that run have grown to their expected lengths. If
+def slots_left(tokens_each: float, growth_tokens: float, candidate: CandidateWorker, requests: int) -> int:
+    """How many more requests of `tokens_each` tokens fit once those that run have grown by `growth_tokens` in sum. If
     negative, as many must end before there is room.
-
-    mean_tokens: mean length of an answer; infinite if growth does not count. token_ms: time of a token of each request.
     """
-    load, unreported = candidate.load, candidate.unreported
-    by_batch = candidate.max_requests - candidate.requests
-    free_blocks = load.free_blocks - unreported.blocks
-    if mean_tokens < inf:
-        growth = candidate.answers.tokens_left(now, token_ms / 1000)
-        # When those of other schedulers began is not known: on average half of each is left.
-        growth += max(candidate.requests - len(candidate.answers), 0) * mean_tokens / 2
-        # Those that wait count below, with all their tokens.
-        free_blocks -= round(max(growth - load.waiting_requests * mean_tokens, 0) / BLOCK_TOKENS)
+    load = candidate.load
+    free_blocks = load.free_blocks - candidate.unreported.blocks
+    if growth_tokens:
+        free_blocks -= round(growth_tokens / BLOCK_TOKENS)
     # Waiting requests hold no blocks yet; they are assumed to be as long as this one.
-    return min(by_batch, free_blocks // blocks(tokens_each) - load.waiting_requests)
+    by_blocks, by_batch = free_blocks // blocks(tokens_each) - load.waiting_requests, candidate.max_requests - requests
+    return by_batch if by_batch < by_blocks else by_blocks
+
+
+def growth_tokens(candidate: CandidateWorker, mean_tokens: float, token_ms: float, now: float, requests: int) -> float:
+    """The tokens that the running requests will still get, in sum, each up to the mean length of an answer.
+
+    token_ms: time of a token of each request. An infinite mean counts no growth.
+    """
+    if not requests or mean_tokens == inf:
+        return 0.0
+    answers = candidate.answers
+    growth = answers.tokens_left(now, token_ms / 1000) if answers is not NO_ANSWERS else 0.0
+    # When those of other schedulers began is not known: on average half of each is left.
+    growth += max(requests - len(answers), 0) * mean_tokens / 2
+    # Those that wait count as slots, with all their tokens.
+    return max(growth - candidate.load.waiting_requests * mean_tokens, 0.0)
 
 
 def step_ms(candidate: CandidateWorker, requests: float, pace: Pace, constants: Constants) -> float:

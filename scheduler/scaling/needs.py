@@ -8,7 +8,7 @@ from scheduler.config import ObjectivesConfig, ScalingConfig
 from scheduler.placement.candidates import Candidates, CandidateWorker, Pace
 from scheduler.placement.constants import Constants
 from scheduler.placement.estimates import paces, prompt_rates
-from scheduler.placement.times import slots_left, step_ms
+from scheduler.placement.times import growth_tokens, slots_left, step_ms
 from scheduler.scaling.arrivals import Demand
 from scheduler.scaling.replicas import Need
 
@@ -95,7 +95,8 @@ def _capacity(
     """Requests that the worker can serve at once within its memory and the objective per token, at least one."""
     requests = worker.requests
     token_ms = step_ms(worker, requests, pace, constants)
-    slots = requests + slots_left(tokens_each, output_tokens, worker, token_ms, now)
+    growth = growth_tokens(worker, output_tokens, token_ms, now, requests)
+    slots = requests + slots_left(tokens_each, growth, worker, requests)
     if objectives.tpot_ms is not None:
         slots = min(slots, constants.costs.requests_within(objectives.tpot_ms / pace.slowness, max(1, slots)))
     return float(max(1, slots))
