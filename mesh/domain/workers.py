@@ -80,7 +80,7 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
     # Prompts of at least this many tokens are pushed while later layers are computed, if the other worker agrees; None
     # if this worker moves no KV.
     layerwise_tokens: int | None = None
-    # The largest segment of KV that it sends or receives; None if it moves no KV.
+    # The largest segment of KV that suits it (`TransferAgent.segment_bytes`); None if it moves no KV.
     slot_bytes: int | None = None
     # DP ranks: groups of the worker's processes that each batch their own requests. Each has an equal part of
     # `total_blocks` and of `max_requests`, and each request lies on one rank.
