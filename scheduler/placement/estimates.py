@@ -114,8 +114,9 @@ def estimates(classes: Sequence[str], measured: Sequence[Measured], now: float) 
     weight, total = fsum(of_class for of_class, _ in sums.values()), fsum(of_class for _, of_class in sums.values())
     # The mean of all measurements.
     everyone = total / (ASSUMED_WEIGHT + weight)
+    means = {name: _mean(*of_class, everyone) for name, of_class in sums.items()}
     return [
-        value * exp((1.0 - weight) * (_mean(*sums[name], everyone if assumed is None else assumed) - logarithm))
+        value * exp((1.0 - weight) * ((means[name] if assumed is None else _mean(*sums[name], assumed)) - logarithm))
         for name, (value, logarithm, _, assumed), weight in zip(classes, measured, weights, strict=True)
     ]
 

@@ -12,6 +12,8 @@ from cli.answers import Answer, stream_grpc
 from cli.status import read_workers
 from mesh.addresses import with_port
 from mesh.channel import Channels
+from mesh.cost_file import CostFile, save_costs
+from mesh.costs import CostModel
 from mesh.ports import free_port
 from tests.support.command import run_here
 from tests.support.forking import forked_services
@@ -104,9 +106,11 @@ async def test_a_service_that_cannot_start_ends_the_mesh() -> None:
 def test_the_demo_moves_kv_and_finds_its_prefix_again(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "tiny", "tiny")
     arguments = ("demo", "--model", str(tmp_path / "tiny"), "--log", str(tmp_path / "log"), "--max-tokens", "8")
-    # Hand over the first prompt even though this machine computes so small a model quickly, and wait for the store
-    # even if the machine is busy.
-    waits = ("--set", "scheduler.placement.handover_ms=0", "--set", "scheduler.store_link.match_ms=5000")
+    # However quickly this machine computes so small a model, hand over the first prompt, and fetch what a store has;
+    # wait for the store even if the machine is busy.
+    save_costs(CostFile(CostModel(fetch_latency_ms=0.0, fetch_bytes_per_second=1e15)), tmp_path / "costs.json")
+    chosen = ("decode.can_prefill=false", f"scheduler.placement.costs={tmp_path}/costs.json")
+    waits = [f"--set={setting}" for setting in (*chosen, "scheduler.store_link.match_ms=5000")]
     with forked_services():
         status, out, err = run_here((*arguments, *waits), environment={"COLUMNS": "120"})
     assert status == 0, out + err
