@@ -189,7 +189,7 @@ async def test_a_store_without_redis_answers_fetches_and_publishes_later() -> No
 @pytest.mark.parametrize("transports", [None, "tcp", "posix,self"])
 async def test_a_killed_store_comes_back_empty_and_is_filled_again(transports: str | None) -> None:
     port = free_port()
-    settings = {"server.port": port, "store_id": "s", "memory_bytes": 1 << 20, "session_seconds": 3}
+    settings = {"server.port": port, "store_id": "s", "memory_bytes": 1 << 20}
     settings |= {f"transfer.{key}": getattr(SMALL_SLOTS, key) for key in ("slot_bytes", "slots")}
     if transports is not None:
         settings["transfer.transports"] = f"'{transports}'"
