@@ -103,6 +103,12 @@ def test_processes_that_move_kv_share_their_namespaces() -> None:
     assert (found["box"]["ipc"], found["box"]["shm_size"]) == ("shareable", "16gb")
 
 
+@pytest.mark.parametrize("role", ["decode", "prefill", "kvstore"])
+def test_kv_stays_out_of_memory_that_wakes_no_other_network(role: str) -> None:
+    transports = services(GPU, {"GPUS": "2", "SPLIT": "1P+1D"})[role]["environment"]["UCX_TLS"].split(",")
+    assert "tcp" in transports and not {"posix", "sysv", "sm", "shm", "all"} & set(transports)
+
+
 @pytest.mark.parametrize("role", CONFIGS)
 def test_each_worker_sees_every_gpu(role: str) -> None:
     [devices] = services(GPU, {})[role]["deploy"]["resources"]["reservations"]["devices"]
