@@ -1,14 +1,13 @@
 """Slots of host memory for KV blocks that leave the pool, and the copies there and back."""
 
 import math
-import mmap
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
 
+from mesh.huge_pages import huge_memory
 from transfer.host_memory import Pool
 from transfer.memory import Done, Pending
 
@@ -67,10 +66,7 @@ def _zeros(*shape: int) -> Pool:
     the copy. Raises MemoryError.
     """
     try:
-        pages = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = huge_memory(math.prod(shape))
     except OSError as error:
         raise MemoryError(str(error)) from error
-    # A kernel without huge pages refuses.
-    with suppress(OSError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8).reshape(shape)

@@ -5,6 +5,7 @@ import mmap
 import torch
 
 from mesh.errors import EngineFailed
+from mesh.huge_pages import huge_memory
 
 
 class HostPages:
@@ -17,10 +18,8 @@ class HostPages:
 
     def __init__(self, size_bytes: int, *, page_locked: bool) -> None:
         self._locked = False
-        pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # Small pages would be locked one by one, which takes minutes for a model.
-        pages.madvise(mmap.MADV_HUGEPAGE)
-        self.tensor = torch.frombuffer(pages, dtype=torch.uint8)
+        self.tensor = torch.frombuffer(huge_memory(size_bytes), dtype=torch.uint8)
         if page_locked:
             # All of torch's threads touch the pages in parallel; the driver would have one thread zero them.
             self.tensor[:: mmap.PAGESIZE].zero_()

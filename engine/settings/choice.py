@@ -10,7 +10,7 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 @dataclass(frozen=True)
 class Choice:
-    """key: dotted, below `engine`. reason: one line, with the figures behind it."""
+    """key: dotted, below `engine`. reason: one line, with the figures that it follows from."""
 
     key: str
     value: Any

@@ -22,11 +22,11 @@ import xxhash
 from kvstore.disk.content import Content
 from kvstore.keys import Key
 from kvstore.quotas import Tenant
+from mesh.huge_pages import HUGE_PAGE_BYTES, huge_memory
 from transfer.ticket import BlockMac
 
 # Direct I/O needs offsets, lengths and memory aligned to this; it is at least the sector size of every common medium.
 ALIGNMENT = 4096
-_HUGE_PAGE = 2 << 20
 _CHECKSUM_BYTES = 16
 _LENGTH_BYTES = 4
 # Size of a header without its MACs, as MessagePack: a worker's id has at most 256 characters of 4 bytes.
@@ -187,15 +187,12 @@ def _get(page: memoryview, message_type: type[MessageT]) -> MessageT | None:
 
 
 def huge_buffer(size_bytes: int) -> mmap.mmap:
-    """Memory in huge pages, where this process may have them.
+    """At least so much memory, all of it in huge pages where this process may have them.
 
     Direct reads into it need a third of the processor time of those into pages of 4 KiB, as the store's memory mostly
     has, and are more than twice as fast. That pays for the copy.
     """
-    buffer = mmap.mmap(-1, -(-size_bytes // _HUGE_PAGE) * _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        buffer.madvise(mmap.MADV_HUGEPAGE)
-    return buffer
+    return huge_memory(-(-size_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES)
 
 
 def _copy(to: memoryview, source: memoryview) -> None:
