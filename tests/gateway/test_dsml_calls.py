@@ -31,6 +31,7 @@ from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
 from mesh.tokenizer_file import read_tokenizer
 from tests.support.fake_decode import VOCABULARY
+from tests.support.read_calls import read_calls
 from tests.support.tokenizers import tokenizer_directory
 
 SCHEMA: dict[str, Any] = {
@@ -55,16 +56,7 @@ SIGNS = pytest.mark.parametrize("signs", [Signs([DSML], {DSML: TOKEN}.get), NO_S
 
 def read(pieces: list[str], signs: Signs, opening: str = "", parallel: bool = True) -> tuple[str, list[ToolCall]]:
     """Content and calls."""
-    reader = V32.reader(signs, parallel, lambda: "id", TOOLS)
-    content, names, arguments = "", list[str](), list[str]()
-    for parsed in [reader.begin(signs.signed(opening)), *map(reader.push, pieces), reader.finish()]:
-        content += signs.spelled(parsed.content)
-        for delta in parsed.calls:
-            if delta.name is not None:
-                names.append(delta.name)
-                arguments.append("")
-            arguments[delta.index] += signs.spelled(delta.arguments)
-    return content, [ToolCall("", *pair) for pair in zip(names, arguments, strict=True)]
+    return read_calls(V32.reader(signs, parallel, lambda: "id", TOOLS), pieces, signs, opening)
 
 
 def parameter(key: str, attribute: str, value: str) -> str:

@@ -22,6 +22,7 @@ from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
 from mesh.tokenizer_file import read_tokenizer
 from tests.support.fake_decode import VOCABULARY
+from tests.support.read_calls import read_calls
 from tests.support.tokenizers import tokenizer_directory
 
 SCHEMA: dict[str, Any] = {
@@ -45,16 +46,7 @@ FORMATS = pytest.mark.parametrize("form", [LINES, COMPACT], ids=["lines", "compa
 
 def read(pieces: list[str], signs: Signs, opening: str = "", parallel: bool = True) -> tuple[str, list[ToolCall]]:
     """Content and calls."""
-    reader = LINES.reader(signs, parallel, lambda: "id", TOOLS)
-    content, names, arguments = "", list[str](), list[str]()
-    for parsed in [reader.begin(signs.signed(opening)), *map(reader.push, pieces), reader.finish()]:
-        content += signs.spelled(parsed.content)
-        for delta in parsed.calls:
-            if delta.name is not None:
-                names.append(delta.name)
-                arguments.append("")
-            arguments[delta.index] += signs.spelled(delta.arguments)
-    return content, [ToolCall("", *pair) for pair in zip(names, arguments, strict=True)]
+    return read_calls(LINES.reader(signs, parallel, lambda: "id", TOOLS), pieces, signs, opening)
 
 
 @FORMATS
