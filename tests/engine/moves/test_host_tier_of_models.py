@@ -39,7 +39,8 @@ def served(checkpoint: Path, **settings: Any) -> tuple[Engine, list[Transcript]]
             key = 3 * turn + session
             engine.submit(submit_of(key, said[session], 10, ignore_eos=True))
             transcript = Transcript()
-            while engine.has_work():
+            # A GPU's copies end after the step that began them, and only polls notice.
+            while engine.has_work() or engine.transfers.open_reads:
                 transcript.record(engine.step())
                 engine.poll_transfers()
             turns.append(transcript)
