@@ -1,10 +1,10 @@
 """Sessions over a KV pool that holds a tenth of them: the time to first token with evicted blocks in host memory, and
 without.
 
-    python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2]
+    python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2] [--shape moonlight]
 
-A mesh of one decode worker serves the shipped model. Each pair starts it twice, in alternating order, and sends it the
-same sessions, as `deepmesh bench --dataset sessions` does.
+A mesh of one decode worker serves the shipped model, or random weights of a published shape. Each pair starts it twice,
+in alternating order, and sends it the same sessions, as `deepmesh bench --dataset sessions` does.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.meshes.model_mesh import model_mesh
+from bench.meshes.random_model import write_random_model
+from capacity.shapes import SHAPES
 from loadgen.options import SESSIONS, LoadOptions
 from loadgen.run import load
 from loadgen.summary import Distribution, Summary
@@ -36,6 +38,7 @@ class Options:
     rate: float
     think_seconds: float
     pairs: int
+    shape: str | None
 
     @property
     def session_blocks(self) -> int:
@@ -47,9 +50,13 @@ class Options:
         return max(self.sessions * self.session_blocks // POOL_PART, 2 * self.session_blocks)
 
 
-async def run(options: Options, host_blocks: int, seed: int, log: Path) -> Summary:
+async def run(options: Options, host_blocks: int, seed: int, directory: Path) -> Summary:
     settings = [f"decode.engine.total_blocks={options.pool_blocks}", f"decode.engine.host_blocks={host_blocks}"]
-    async with model_mesh(log, settings=settings) as mesh:
+    model_dir = None
+    if options.shape is not None:
+        model_dir = write_random_model(directory, options.shape)
+        settings.append("decode.engine.random_weights=true")
+    async with model_mesh(directory / "log", model_dir=model_dir, settings=settings) as mesh:
         asked = LoadOptions(
             grpc=mesh.gateway,
             dataset=SESSIONS,
@@ -87,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.2, help="sessions a second")
     parser.add_argument("--think-seconds", type=float, default=5.0)
     parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
     options = Options(**vars(parser.parse_args()))
     console, ways = Console(), {"without": 0, "host memory": 2 * options.sessions * options.session_blocks}
     table = Table(
@@ -100,7 +108,7 @@ def main() -> None:
         for pair in range(options.pairs):
             for name in (list(ways), list(ways)[::-1])[pair % 2]:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    summary = runner.run(run(options, ways[name], pair, Path(directory) / "log"))
+                    summary = runner.run(run(options, ways[name], pair, Path(directory)))
                 table.add_row(*_row(name, summary))
                 console.print(*_row(name, summary))
     console.print(table)

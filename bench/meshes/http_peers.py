@@ -1,7 +1,7 @@
 """Servers of one model, one after another on the same machine, under the same loads over their OpenAI HTTP.
 
 `python -m bench.meshes.http_peers --server NAME=COMMAND [--server NAME=COMMAND ...] [--streams 1 16 64 256]
-[--lengths 1000/300 4000/300] [--out DIR]`
+[--lengths 1000/300 4000/300] [--rounds 4] [--out DIR]`
 
 COMMAND starts a server, with `{port}` where its HTTP port belongs. For one GPU, with random weights:
 
@@ -34,8 +34,6 @@ from mesh.errors import EndpointUnavailable, UnknownModel
 from mesh.openai_client import OpenAIClient
 from mesh.ports import free_port
 
-# Requests of each stream that a load of streams has.
-ROUNDS = 4
 # Requests of the load at half of the highest rate.
 REQUESTS_AT_HALF = 120
 # Weights are drawn, kernels compiled and graphs captured before a server answers.
@@ -129,12 +127,12 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def measure(url: str, streams: Sequence[int], lengths: Sequence[Lengths]) -> list[Row]:
+async def measure(url: str, streams: Sequence[int], lengths: Sequence[Lengths], rounds: int) -> list[Row]:
     rows: list[Row] = []
     for each in lengths:
         highest = 0.0
         for number in streams:
-            done = await _summary(url, each, rate=float("inf"), requests=number * ROUNDS, max_concurrency=number)
+            done = await _summary(url, each, rate=float("inf"), requests=number * rounds, max_concurrency=number)
             name = f"{each}, {number} at once"
             rows.append(Row(name, "output tokens/s", done.output_tokens_per_second, more_is_better=True))
             rows.append(Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50))
@@ -179,13 +177,15 @@ def ratio(row: Row, other: Row) -> float:
     return row.value / other.value if row.more_is_better else other.value / row.value
 
 
-async def compare(servers: Sequence[Server], streams: Sequence[int], lengths: Sequence[Lengths], out: Path) -> Table:
+async def compare(
+    servers: Sequence[Server], streams: Sequence[int], lengths: Sequence[Lengths], rounds: int, out: Path
+) -> Table:
     measured: dict[str, list[Row]] = {}
     for server in servers:
         began_at = time.monotonic()
         async with running(server, out / f"{server.name}.log") as url:
             start = Row("start", "until the model is listed, s", time.monotonic() - began_at)
-            measured[server.name] = [start, *await measure(url, streams, lengths)]
+            measured[server.name] = [start, *await measure(url, streams, lengths, rounds)]
     return table_of(measured)
 
 
@@ -195,11 +195,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
     default = [Lengths(1000, 300), Lengths(4000, 300)]
     parser.add_argument("--lengths", type=Lengths.parse, nargs="+", default=default, metavar="PROMPT/ANSWER")
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each stream, one after another")
     parser.add_argument("--out", type=Path, default=Path("out"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     try:
-        table = asyncio.run(compare(given.server, given.streams, given.lengths, given.out))
+        table = asyncio.run(compare(given.server, given.streams, given.lengths, given.rounds, given.out))
     except EndpointUnavailable as error:
         parser.exit(1, f"{error}\n")
     Console(width=200).print(table)

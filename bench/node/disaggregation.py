@@ -35,8 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.meshes.model_mesh import ModelMesh, model_mesh
+from bench.meshes.random_model import write_random_model
 from bench.node.goodput_plot import Point, plot
-from bench.node.served_meshes import MESHES, TTFT_MS, Options, load_options, settings_of, write_model
+from bench.node.served_meshes import EXPERTS, MESHES, SHAPE, TTFT_MS, Options, load_options, settings_of
 from loadgen.report import Report
 from loadgen.run import load
 from loadgen.summary import Objectives, Summary, summarize
@@ -80,7 +81,7 @@ async def run(options: Options, log: Path, console: Console) -> Result:
         directory = options.model
         if directory is None:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            directory = write_model(scratch, options.layers, min(options.next_n, 1))
+            directory = write_random_model(scratch, SHAPE, options.layers, EXPERTS, min(options.next_n, 1))
         for name in options.meshes:
             started = time.monotonic()
             prefill = int(name == "pd")

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.rank.model import write_shape
 from capacity.shapes import DEEPSEEK_R1
 from loadgen.options import LoadOptions
-from tools.byte_tokenizer import write_tokenizer
 
-SHAPE = "r1"
+# What is served if no model is given.
+SHAPE, EXPERTS = "r1", "w4a8"
 RANGE_RATIO = 0.3
 TTFT_MS = 2000.0
 # For a model with all layers.
@@ -52,12 +51,6 @@ class Options:
         if self.most_tpot_ms is not None:
             return self.most_tpot_ms
         return TPOT_MS * self.layers / int(DEEPSEEK_R1["num_hidden_layers"])
-
-
-def write_model(directory: Path, layers: int, mtp_modules: int = 0) -> Path:
-    """A directory from which workers with random weights, and a gateway, are started."""
-    write_tokenizer(directory, int(DEEPSEEK_R1["vocab_size"]), int(DEEPSEEK_R1["max_position_embeddings"]))
-    return write_shape(directory, SHAPE, layers, "w4a8", mtp_modules)
 
 
 def settings_of(mesh: str, options: Options) -> list[str]:

@@ -17,6 +17,7 @@ from engine.parallel.layout import Layout
 from engine.runner.graph_sizes import graph_sizes
 from engine.settings.card import Card
 from engine.settings.choice import Choice, is_given, value_of, with_value
+from engine.settings.model_cost import requests_for_one, tokens_for_one
 from engine.settings.quality import Shown
 from mesh.domain.workers import WorkerRole
 from transfer.config import TransferConfig
@@ -29,8 +30,12 @@ FEWEST_REQUESTS = 8
 SPENT_SHARE = 0.25
 # Requests of a rank, by aim: steps of 32, 96 and 128 were measured.
 REQUESTS: Mapping[str, int] = MappingProxyType({"latency": 32, "balanced": 96, "throughput": 128})
+# A lighter model than DeepSeek-R1 runs more of them, in multiples, up to the longest step that was measured.
+REQUESTS_MULTIPLE, MOST_REQUESTS = 32, 256
 # Tokens of a step with which the rates of prompts were measured.
 THROUGHPUT_STEP = 16384
+# Tokens of a step of one rank of DeepSeek-R1, which holds up answers for 0.2 s, and the most of a lighter model's.
+STEP, LIGHT_STEP = 2048, 8192
 # Steps of ranks that compute prompts together, and of workers that only compute prompts.
 SHARED_STEP = 4096
 # Most copies of experts that were measured on a part of the experts.
@@ -109,10 +114,10 @@ def drafts(at: Situation) -> Choice:
 
 
 def max_requests(at: Situation) -> Choice:
-    key, aim = "max_requests", at.engine.aim
+    key = "max_requests"
     if at.role is WorkerRole.PREFILL:
         return Choice(key, 64, "prompts run one after another; more of them only wait with their KV")
-    wanted, why = REQUESTS[aim], f"for {aim}: steps of {REQUESTS[aim]} requests were measured"
+    wanted, why = _requests(at)
     if at.layout.tp > 1 and at.layout.dp == 1:
         wanted, why = 32, "up to 32 rows a TP group exchanges twice a layer, four times beyond"
     if is_given(at.engine, "max_step_tokens"):
@@ -120,6 +125,18 @@ def max_requests(at: Situation) -> Choice:
         if most < wanted:
             wanted, why = most, f"as many as engine.max_step_tokens={at.engine.max_step_tokens} has rows for"
     return Choice(key, wanted, why)
+
+
+def _requests(at: Situation) -> tuple[int, str]:
+    """Requests of a rank where its layout and its steps are no limit, and why."""
+    aim = at.engine.aim
+    measured = REQUESTS[aim]
+    # No number was measured of a model that selects tokens.
+    if aim != "latency" and at.model.indexer is None:
+        as_long = int(measured * requests_for_one(at.model)) // REQUESTS_MULTIPLE * REQUESTS_MULTIPLE
+        if as_long > measured:
+            return min(as_long, MOST_REQUESTS), f"for {aim}: attention to {as_long} takes as long as R1's to {measured}"
+    return measured, f"for {aim}: steps of {measured} requests were measured"
 
 
 def max_step_tokens(at: Situation) -> Choice:
@@ -144,7 +161,12 @@ def _step(at: Situation) -> tuple[int, str]:
         return SHARED_STEP, "0.15 s at the 28,021 tokens/s of four H200 that compute a prompt together"
     if at.layout.world > 1:
         return SHARED_STEP, "4.5 requests/s of eight ranks all good, for 25% with 2,048 (sim/notes.md)"
-    return 2048, "a prompt holds up answers no longer than that"
+    tokens = STEP
+    if at.engine.aim == "balanced":
+        as_long = STEP * tokens_for_one(at.model)
+        while 2 * tokens <= min(as_long, LIGHT_STEP):
+            tokens *= 2
+    return tokens, f"holds up answers no longer than {STEP} tokens of R1 do, 0.2 s"
 
 
 def graph_rows(at: Situation) -> Choice:

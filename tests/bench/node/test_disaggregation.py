@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.meshes.random_model import write_random_model
 from bench.node.disaggregation import Measured, points_of, settled
 from bench.node.goodput_plot import plot
-from bench.node.served_meshes import MESHES, Options, load_options, settings_of, write_model
+from bench.node.served_meshes import EXPERTS, MESHES, SHAPE, Options, load_options, settings_of
 from cli.settings.check import check_settings
 from launcher.composition import compose
 from launcher.plan import MeshPlan
@@ -23,7 +24,7 @@ from loadgen.summary import Objectives, summarize
 def test_both_meshes_take_all_gpus_and_settings_that_services_know(tmp_path: Path, count: int) -> None:
     options = Options((1.0,), 1.0, 100, 10, 9, None, 32, count, next_n=1)
     names = [str(gpu) for gpu in range(count)]
-    directory = write_model(tmp_path, options.layers)
+    directory = write_random_model(tmp_path, SHAPE, options.layers, EXPERTS)
     for name in MESHES:
         settings = tuple(settings_of(name, options))
         plan = MeshPlan(directory, settings=settings, prefill_workers=int(name == "pd"), gpus=tuple(names))

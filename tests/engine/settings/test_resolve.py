@@ -71,6 +71,13 @@ def test_the_aim_chooses_how_many_requests_run(aim: str, requests: int) -> None:
     assert resolved(engine_of(aim=aim)).engine.max_requests == requests
 
 
+@pytest.mark.parametrize(("shape", "requests", "tokens"), [("moonlight", 256, 8192), ("glm-flash", 192, 8192)])
+def test_a_light_model_runs_more_requests_and_tokens(shape: str, requests: int, tokens: int) -> None:
+    found = resolved(engine_of(1), model=model_of(shape, "bf16"), drafts=False)
+    assert (found.engine.max_requests, found.engine.max_step_tokens) == (requests, tokens)
+    assert "takes as long as R1's to 96" in reason(found, "max_requests")
+
+
 def test_one_answer_is_computed_by_all_ranks_together() -> None:
     found = resolved(engine_of(aim="latency")).engine
     assert (found.parallel.tp, found.parallel.dp, found.parallel.ep) == (4, 1, 1)
@@ -82,7 +89,9 @@ def test_one_answer_is_computed_by_all_ranks_together() -> None:
     [
         ({}, WorkerRole.DECODE, 4096),
         ({"aim": "throughput"}, WorkerRole.DECODE, 16384),
-        ({"parallel": {"ranks": 1}}, WorkerRole.DECODE, 2048),
+        ({"parallel": {"ranks": 1}, "aim": "latency"}, WorkerRole.DECODE, 2048),
+        # 20 layers are 36% of the FLOPs of 61.
+        ({"parallel": {"ranks": 1}}, WorkerRole.DECODE, 4096),
         ({"parallel": {"tp": 4}}, WorkerRole.DECODE, 4096),
         ({}, PREFILL, 4096),
     ],
@@ -93,7 +102,7 @@ def test_steps_are_as_long_as_was_measured(settings: dict[str, Any], role: Worke
 
 
 def test_a_step_has_room_for_every_request_and_its_drafts() -> None:
-    found = resolved(engine_of(1, max_requests=400), model=model_of("moonlight", "bf16"))
+    found = resolved(engine_of(1, max_requests=400, aim="latency"), model=model_of("moonlight", "bf16"))
     assert (found.engine.drafts.next_n, found.engine.max_step_tokens) == ("auto", 2400)
 
 
