@@ -129,15 +129,18 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 async def measure(url: str, streams: Sequence[int], lengths: Sequence[Lengths], rounds: int) -> list[Row]:
     rows: list[Row] = []
+    # A seed for each load: no prompt comes twice, and none is found in a cache.
     for each in lengths:
         highest = 0.0
         for number in streams:
-            done = await _summary(url, each, rate=float("inf"), requests=number * rounds, max_concurrency=number)
+            done = await _summary(
+                url, each, rate=float("inf"), requests=number * rounds, max_concurrency=number, seed=len(rows)
+            )
             name = f"{each}, {number} at once"
             rows.append(Row(name, "output tokens/s", done.output_tokens_per_second, more_is_better=True))
             rows.append(Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50))
             highest = max(highest, done.requests_per_minute / 60)
-        ttft_ms = _of((await _summary(url, each, rate=highest / 2, requests=REQUESTS_AT_HALF)).ttft_ms)
+        ttft_ms = _of((await _summary(url, each, rate=highest / 2, requests=REQUESTS_AT_HALF, seed=len(rows))).ttft_ms)
         name = f"{each}, at half of its highest rate"
         rows.append(Row(name, "requests/s", highest / 2, more_is_better=True))
         rows += [Row(name, "TTFT, p50, ms", ttft_ms.p50), Row(name, "TTFT, p99, ms", ttft_ms.p99)]
