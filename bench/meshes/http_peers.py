@@ -1,7 +1,8 @@
 """Servers of one model, one after another on the same machine, under the same loads over their OpenAI HTTP.
 
 `python -m bench.meshes.http_peers --server NAME=COMMAND [--server NAME=COMMAND ...] [--streams 1 16 64 256]
-[--lengths 1000/300 4000/300] [--rounds 4] [--out DIR]`
+[--lengths 1000/300 4000/300] [--rounds 4]
+[--vocabulary 32000] [--out DIR]`
 
 COMMAND starts a server, with `{port}` where its HTTP port belongs. For one GPU, with random weights:
 
@@ -127,31 +128,42 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def measure(url: str, streams: Sequence[int], lengths: Sequence[Lengths], rounds: int) -> list[Row]:
+@dataclass(frozen=True)
+class Loads:
+    """streams: numbers of streams, each of which has `rounds` requests, one after another. Prompts' tokens have ids
+    below `vocabulary`.
+    """
+
+    streams: Sequence[int]
+    lengths: Sequence[Lengths]
+    rounds: int
+    vocabulary: int
+
+
+async def measure(url: str, loads: Loads) -> list[Row]:
     rows: list[Row] = []
     # A seed for each load: no prompt comes twice, and none is found in a cache.
-    for each in lengths:
+    for each in loads.lengths:
         highest = 0.0
-        for number in streams:
-            done = await _summary(
-                url, each, rate=float("inf"), requests=number * rounds, max_concurrency=number, seed=len(rows)
-            )
+        asked: dict[str, object] = {"isl": each.prompt, "osl": each.answer, "vocabulary_size": loads.vocabulary}
+        for number in loads.streams:
+            at_once = {"rate": float("inf"), "requests": number * loads.rounds, "max_concurrency": number}
+            done = await _summary(url, asked | at_once | {"seed": len(rows)})
             name = f"{each}, {number} at once"
             rows.append(Row(name, "output tokens/s", done.output_tokens_per_second, more_is_better=True))
             rows.append(Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50))
             highest = max(highest, done.requests_per_minute / 60)
-        ttft_ms = _of((await _summary(url, each, rate=highest / 2, requests=REQUESTS_AT_HALF, seed=len(rows))).ttft_ms)
+        at_half = {"rate": highest / 2, "requests": REQUESTS_AT_HALF, "seed": len(rows)}
+        ttft_ms = _of((await _summary(url, asked | at_half)).ttft_ms)
         name = f"{each}, at half of its highest rate"
         rows.append(Row(name, "requests/s", highest / 2, more_is_better=True))
         rows += [Row(name, "TTFT, p50, ms", ttft_ms.p50), Row(name, "TTFT, p99, ms", ttft_ms.p99)]
     return rows
 
 
-async def _summary(url: str, lengths: Lengths, **options: object) -> Summary:
+async def _summary(url: str, options: dict[str, object]) -> Summary:
     """Raises EndpointUnavailable if a request fails: rates of what is left would flatter the server."""
-    chosen = LoadOptions.model_validate(
-        {"url": url, "isl": lengths.prompt, "osl": lengths.answer, "api": "completions", **options}
-    )
+    chosen = LoadOptions.model_validate({"url": url, "api": "completions"} | options)
     summary = (await load(chosen)).summary
     if summary.errors:
         raise EndpointUnavailable(f"{url}: {summary.completed} of {summary.requests} answered: {summary.errors}")
@@ -180,15 +192,13 @@ def ratio(row: Row, other: Row) -> float:
     return row.value / other.value if row.more_is_better else other.value / row.value
 
 
-async def compare(
-    servers: Sequence[Server], streams: Sequence[int], lengths: Sequence[Lengths], rounds: int, out: Path
-) -> Table:
+async def compare(servers: Sequence[Server], loads: Loads, out: Path) -> Table:
     measured: dict[str, list[Row]] = {}
     for server in servers:
         began_at = time.monotonic()
         async with running(server, out / f"{server.name}.log") as url:
             start = Row("start", "until the model is listed, s", time.monotonic() - began_at)
-            measured[server.name] = [start, *await measure(url, streams, lengths, rounds)]
+            measured[server.name] = [start, *await measure(url, loads)]
     return table_of(measured)
 
 
@@ -199,11 +209,14 @@ def main() -> None:
     default = [Lengths(1000, 300), Lengths(4000, 300)]
     parser.add_argument("--lengths", type=Lengths.parse, nargs="+", default=default, metavar="PROMPT/ANSWER")
     parser.add_argument("--rounds", type=int, default=4, help="requests of each stream, one after another")
+    vocabulary = "ids of the prompts' tokens are below it: a size that all the servers' models have"
+    parser.add_argument("--vocabulary", type=int, default=32000, help=vocabulary)
     parser.add_argument("--out", type=Path, default=Path("out"))
     given = parser.parse_args()
+    loads = Loads(given.streams, given.lengths, given.rounds, given.vocabulary)
     given.out.mkdir(parents=True, exist_ok=True)
     try:
-        table = asyncio.run(compare(given.server, given.streams, given.lengths, given.rounds, given.out))
+        table = asyncio.run(compare(given.server, loads, given.out))
     except EndpointUnavailable as error:
         parser.exit(1, f"{error}\n")
     Console(width=200).print(table)
