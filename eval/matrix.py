@@ -13,6 +13,7 @@ from eval.options import EvalOptions
 from eval.perplexity import Document
 from eval.quality_page import file_name
 from eval.results import Result
+from launcher.gpus import find_gpus
 from mesh.errors import ConfigError
 
 
@@ -23,6 +24,8 @@ class Configuration:
     name: str
     checkpoint: str
     settings: tuple[str, ...] = ()
+    # Whether only a GPU has kernels for it.
+    on_gpus: bool = False
 
 
 _BF16 = "decode.engine.dtype=bfloat16"
@@ -30,11 +33,14 @@ _BF16 = "decode.engine.dtype=bfloat16"
 # quantized too, except with NVFP4 weights.
 _QUANTIZED = (_BF16, "decode.engine.weights=quantized")
 _FP8_KV = "decode.engine.kv_dtype=float8_e4m3fn"
+_FP8_PROMPTS = "decode.engine.prompt_attention_dtype=float8_e4m3fn"
 # All others are compared with the first: the published weights in bfloat16 products. Add a line for a new technique.
 CONFIGURATIONS = (
     Configuration("bf16", "fp8", (_BF16, "decode.engine.weights=dequantized")),
     Configuration("FP8", "fp8", _QUANTIZED),
     Configuration("FP8, FP8 KV", "fp8", (*_QUANTIZED, _FP8_KV)),
+    Configuration("FP8, FP8 prompts", "fp8", (*_QUANTIZED, _FP8_PROMPTS), on_gpus=True),
+    Configuration("FP8, FP8 KV, FP8 prompts", "fp8", (*_QUANTIZED, _FP8_KV, _FP8_PROMPTS), on_gpus=True),
     Configuration("W4A8 rounded", "w4a8", _QUANTIZED),
     Configuration("W4A8 AWQ", "w4a8-awq", _QUANTIZED),
     Configuration("W4A8 AWQ, FP8 KV", "w4a8-awq", (*_QUANTIZED, _FP8_KV)),
@@ -56,6 +62,12 @@ _QUANTIZER_OPTIONS: Mapping[str, str] = MappingProxyType(
         "nvfp4": "--format nvfp4",
     }
 )
+
+
+def configurations(settings: Sequence[str], gpus: Sequence[object]) -> list[Configuration]:
+    """Those that the mesh can compute. settings: of every mesh; gpus: of this machine."""
+    on_gpus = bool(gpus) and "decode.engine.device=cpu" not in settings
+    return [each for each in CONFIGURATIONS if on_gpus or not each.on_gpus]
 
 
 def checkpoints(named: Sequence[str]) -> dict[str, Path]:
@@ -86,7 +98,7 @@ async def evaluate_matrix(
 ) -> list[Result]:
     """Evaluate each configuration in turn, each in a folder of its own under the options' directory."""
     found = []
-    for configuration in CONFIGURATIONS:
+    for configuration in configurations(options.settings, find_gpus()):
         console.rule(configuration.name)
         own = {
             "model_dir": forms[configuration.checkpoint],

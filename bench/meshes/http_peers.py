@@ -16,6 +16,7 @@ server to each other one. The servers' own lines go to DIR/NAME.log.
 
 import argparse
 import asyncio
+import itertools
 import os
 import shlex
 import signal
@@ -140,25 +141,25 @@ class Loads:
     vocabulary: int
 
 
-async def measure(url: str, loads: Loads) -> list[Row]:
-    rows: list[Row] = []
+async def measure(url: str, loads: Loads) -> AsyncIterator[Row]:
     # A seed for each load: no prompt comes twice, and none is found in a cache.
+    seeds = itertools.count()
     for each in loads.lengths:
         highest = 0.0
         asked: dict[str, object] = {"isl": each.prompt, "osl": each.answer, "vocabulary_size": loads.vocabulary}
         for number in loads.streams:
             at_once = {"rate": float("inf"), "requests": number * loads.rounds, "max_concurrency": number}
-            done = await _summary(url, asked | at_once | {"seed": len(rows)})
+            done = await _summary(url, asked | at_once | {"seed": next(seeds)})
             name = f"{each}, {number} at once"
-            rows.append(Row(name, "output tokens/s", done.output_tokens_per_second, more_is_better=True))
-            rows.append(Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50))
+            yield Row(name, "output tokens/s", done.output_tokens_per_second, more_is_better=True)
+            yield Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50)
             highest = max(highest, done.requests_per_minute / 60)
-        at_half = {"rate": highest / 2, "requests": REQUESTS_AT_HALF, "seed": len(rows)}
+        at_half = {"rate": highest / 2, "requests": REQUESTS_AT_HALF, "seed": next(seeds)}
         ttft_ms = _of((await _summary(url, asked | at_half)).ttft_ms)
         name = f"{each}, at half of its highest rate"
-        rows.append(Row(name, "requests/s", highest / 2, more_is_better=True))
-        rows += [Row(name, "TTFT, p50, ms", ttft_ms.p50), Row(name, "TTFT, p99, ms", ttft_ms.p99)]
-    return rows
+        yield Row(name, "requests/s", highest / 2, more_is_better=True)
+        yield Row(name, "TTFT, p50, ms", ttft_ms.p50)
+        yield Row(name, "TTFT, p99, ms", ttft_ms.p99)
 
 
 async def _summary(url: str, options: dict[str, object]) -> Summary:
@@ -197,8 +198,10 @@ async def compare(servers: Sequence[Server], loads: Loads, out: Path) -> Table:
     for server in servers:
         began_at = time.monotonic()
         async with running(server, out / f"{server.name}.log") as url:
-            start = Row("start", "until the model is listed, s", time.monotonic() - began_at)
-            measured[server.name] = [start, *await measure(url, loads)]
+            rows = measured[server.name] = [Row("start", "until the model is listed, s", time.monotonic() - began_at)]
+            async for row in measure(url, loads):
+                rows.append(row)
+                # A run that is cut off has said what it measured.
     return table_of(measured)
 
 

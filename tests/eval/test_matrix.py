@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from eval import matrix
-from eval.matrix import CHECKPOINTS, CONFIGURATIONS, checkpoints, evaluate_matrix
+from eval.matrix import CHECKPOINTS, CONFIGURATIONS, checkpoints, configurations, evaluate_matrix
 from eval.options import EvalOptions
 from eval.perplexity import Document
 from eval.results import Result
@@ -32,6 +32,7 @@ async def test_every_configuration_is_evaluated_with_its_checkpoint_and_settings
         return Result(name="", model="", settings={}, scores=[], perplexity=None, outcomes=[], documents=[])
 
     monkeypatch.setattr(matrix, "evaluate", record)
+    monkeypatch.setattr(matrix, "find_gpus", lambda: ["gpu"])
     forms = {form: tmp_path / form for form in CHECKPOINTS}
     options = EvalOptions(model_dir=forms["fp8"], out=tmp_path, suite="all", settings=("decode.engine.threads=1",))
     found = await evaluate_matrix(options, forms, [], Console(file=io.StringIO()))
@@ -41,6 +42,13 @@ async def test_every_configuration_is_evaluated_with_its_checkpoint_and_settings
     assert "decode.engine.weights=dequantized" in asked[0].settings
     assert all("decode.engine.weights=quantized" in each.settings for each in asked[1:])
     assert len({each.directory for each in asked}) == len(CONFIGURATIONS)
+
+
+@pytest.mark.parametrize(("settings", "gpus"), [((), []), (("decode.engine.device=cpu",), ["gpu"])])
+def test_a_cpu_evaluates_what_it_has_kernels_for(settings: Sequence[str], gpus: Sequence[str]) -> None:
+    names = {each.name for each in configurations(settings, gpus)}
+    assert names == {each.name for each in CONFIGURATIONS if not each.on_gpus} < {each.name for each in CONFIGURATIONS}
+    assert configurations((), ["gpu"]) == list(CONFIGURATIONS)
 
 
 def test_every_configuration_can_be_composed() -> None:
