@@ -193,15 +193,16 @@ def ratio(row: Row, other: Row) -> float:
     return row.value / other.value if row.more_is_better else other.value / row.value
 
 
-async def compare(servers: Sequence[Server], loads: Loads, out: Path) -> Table:
+async def compare(servers: Sequence[Server], loads: Loads, out: Path, console: Console) -> Table:
+    """Rows go to the console as they are measured: a run that is cut off has said them."""
     measured: dict[str, list[Row]] = {}
     for server in servers:
         began_at = time.monotonic()
         async with running(server, out / f"{server.name}.log") as url:
             rows = measured[server.name] = [Row("start", "until the model is listed, s", time.monotonic() - began_at)]
             async for row in measure(url, loads):
+                console.print(server.name, row.load, row.figure, f"{row.value:,.4g}", sep=" | ")
                 rows.append(row)
-                # A run that is cut off has said what it measured.
     return table_of(measured)
 
 
@@ -216,13 +217,14 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000, help=vocabulary)
     parser.add_argument("--out", type=Path, default=Path("out"))
     given = parser.parse_args()
+    console = Console(width=200)
     loads = Loads(given.streams, given.lengths, given.rounds, given.vocabulary)
     given.out.mkdir(parents=True, exist_ok=True)
     try:
-        table = asyncio.run(compare(given.server, loads, given.out))
+        table = asyncio.run(compare(given.server, loads, given.out, console))
     except EndpointUnavailable as error:
         parser.exit(1, f"{error}\n")
-    Console(width=200).print(table)
+    console.print(table)
 
 
 if __name__ == "__main__":
