@@ -1,6 +1,6 @@
 """Configuration of KV transfers."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -25,9 +25,9 @@ class TransferConfig(Config):
     """
     fetch_seconds: float = Field(default=5.0, gt=0)
     """How long a fetch from a KV store may take."""
-    map_stores: bool = True
+    map_stores: Literal["auto"] | bool = "auto"
     """Copy blocks from a KV store on the same host straight out of its memory, where this process may map it; false has
-    UCX bring them.
+    UCX bring them. auto: unless the KV is on a GPU, where this has not run yet.
     """
     transports: str | None = None
     """UCX transports to choose from, in UCX's own syntax, e.g. "tcp" or "posix,self"; null leaves the choice to UCX."""

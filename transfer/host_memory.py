@@ -6,11 +6,32 @@ from itertools import accumulate
 import numpy as np
 
 from transfer.checksum import Bytes, piece_checksums, same, segment_checksum
-from transfer.memory import Done
+from transfer.memory import Done, Run
 from transfer.segments import Tile
 
 Pool = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+
+
+class _Copied:
+    """A `Transmission` that has completed."""
+
+    completed = True
+
+    def error(self) -> None:
+        return None
+
+
+class _Mapped:
+    """A `transfer.memory.HostSource` for staging buffers in host memory."""
+
+    def __init__(self, mapped: Bytes) -> None:
+        self._mapped = mapped
+
+    def stage(self, runs: Sequence[Run], staging: Bytes) -> _Copied:
+        for run in runs:
+            staging[run.place : run.place + run.size_bytes] = self._mapped[run.start : run.start + run.size_bytes]
+        return _Copied()
 
 
 class HostMemory:
@@ -46,6 +67,9 @@ class HostMemory:
     def read_staging(self, staging: Bytes, size_bytes: int) -> memoryview:
         return staging[:size_bytes].data
 
+    def host_source(self, mapped: Bytes) -> _Mapped:
+        return _Mapped(mapped)
+
     def prepare(self, key: bytes) -> None:
         """Nothing needs preparation here."""
 
@@ -75,6 +99,12 @@ class HostMemory:
     def checksums(self, tile: Tile, blocks: Sequence[int], key: bytes) -> bytes:
         """`piece_checksums` of the tile's layers of these blocks, block by block."""
         return b"".join(piece_checksums(self.pieces(tile, block), key) for block in blocks)
+
+    def gathered_checksum(self, tile: Tile, blocks: Sequence[int], key: bytes) -> bytes:
+        """The checksum that `gather` gives of the tile's layers of these blocks."""
+        pieces = [self.pieces(tile, block) for block in blocks]
+        gathered = pieces[0] if len(pieces) == 1 else np.stack(pieces, axis=1)
+        return segment_checksum(gathered.reshape(-1), gathered.size, key)
 
     def copy(self, tile: Tile, block: int, source: "HostMemory", source_block: int) -> Rows:
         """Copy the tile's layers of a block of another memory to this block. Returns its pieces as they lie here then.

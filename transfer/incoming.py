@@ -1,13 +1,14 @@
 """A transfer to this process: what the exchange and a worker's fetches pass to the receiver."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from transfer.block_macs import KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, MacSink
 from transfer.checksum import HASH_BYTES
 from transfer.landing import Landing
 from transfer.segments import Tile
 from transfer.tags import landing_tags
+from transfer.transport import Transmission
 
 # The checksum of the largest segment, 64 MiB, needs half of this.
 _CHECKSUM_MESSAGE_BYTES = 16 << 10
@@ -17,8 +18,20 @@ _MAC_BYTES = 1024 + SALT_BYTES + KEY_ID_BYTES + 32
 _NUMBER_BYTES = 9
 
 
+class Stager(Protocol):
+    """Where an announced segment is copied to a slot from, if its sender does not send it."""
+
+    def has(self, incoming: "Incoming", index: int) -> bool:
+        """Whether the segment lies there."""
+        ...
+
+    def stage(self, incoming: "Incoming", index: int, staging: Any) -> Transmission:
+        """Begin to copy the segment, which lies there."""
+        ...
+
+
 class Source(Protocol):
-    """Where an announced segment is read, if its sender does not send it."""
+    """Where an announced segment is read without a slot, if its sender does not send it."""
 
     def take(self, incoming: "Incoming", index: int) -> str | None:
         """Copy the segment to its blocks. Returns why it must not be used; its blocks then hold anything."""
@@ -44,14 +57,16 @@ class Incoming(Landing):
         on_end: Callable[["Incoming"], None],
         mac_sink: MacSink | None = None,
         source: Source | None = None,
+        stager: Stager | None = None,
     ) -> None:
         """sizes, deadline: see `Landing`; tag, secret: see `ticket.Ticket`.
 
         on_end: called once by the receiver; from then on nothing writes to the blocks. mac_sink: handles the MACs of
-        its blocks; None between workers. source: where its segments are read, if they are not sent.
+        its blocks; None between workers. source, stager: where its segments are read, if they are not sent.
         """
         super().__init__(sizes, deadline, None if source is None else _checksum_sizes(tiles, mac_sink))
         self.source = source
+        self.stager = stager
         self.tiles = tiles
         self.tag = tag
         self.secret = secret
@@ -66,13 +81,19 @@ class Incoming(Landing):
         return "+".join(sorted(self.transports)) or "unknown"
 
     @property
+    def is_sent(self) -> bool:
+        """Whether its sender sends the segments, and does not only announce them."""
+        return self.source is None and self.stager is None
+
+    @property
     def max_announcement_bytes(self) -> int:
         """Largest announcement of a segment that is accepted."""
         return _CHECKSUM_MESSAGE_BYTES + max(map(self._described_bytes, self.tiles), default=0)
 
     def _described_bytes(self, tile: Tile) -> int:
         """Room for what an announcement says of a tile's pieces and blocks, in addition to a segment's checksum."""
-        size = 0 if self.source is None else tile.pieces * HASH_BYTES + tile.block_count * _NUMBER_BYTES
+        size = 0 if self.source is None else tile.pieces * HASH_BYTES
+        size += 0 if self.is_sent else tile.block_count * _NUMBER_BYTES
         return size if self.mac_sink is None else size + tile.pieces * TAG_BYTES + tile.block_count * _MAC_BYTES
 
     @property

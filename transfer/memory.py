@@ -1,7 +1,10 @@
 """The memory that holds KV, as the transfer thread uses it: a rank's pool on CPU or GPU, or a store's slab."""
 
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from transfer.checksum import Bytes
+from transfer.transport import Transmission
 
 Result = TypeVar("Result", covariant=True)
 
@@ -29,6 +32,22 @@ class Done(Generic[Result]):
         return self._result
 
 
+class Run(NamedTuple):
+    """Bytes to copy: where they begin in their source, and where in the buffer that takes them."""
+
+    start: int
+    place: int
+    size_bytes: int
+
+
+class HostSource(Protocol):
+    """Memory that this process has mapped, to copy from into staging buffers."""
+
+    def stage(self, runs: Sequence[Run], staging: Any) -> Transmission:
+        """Begin to copy these bytes to `staging`, which the copies use until they have completed."""
+        ...
+
+
 class KvMemory(Protocol):
     """KV as [layers, blocks] pieces of `piece_bytes`, each contiguous. Used by the transfer thread only."""
 
@@ -48,6 +67,10 @@ class KvMemory(Protocol):
 
     def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
         """The first bytes of a staging buffer, for the host to read at once: what was gathered or received there."""
+        ...
+
+    def host_source(self, mapped: Bytes) -> HostSource:
+        """Prepare to copy from this memory, which another process may write. Raises OSError if that cannot be."""
         ...
 
     def prepare(self, key: bytes) -> None:

@@ -67,8 +67,8 @@ class Receiver:
         self._open: set[Incoming] = set()
         # Keyed by each of their tags.
         self._by_tag: dict[int, Incoming] = {}
-        # Segments that wait for a slot.
-        self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()
+        # Segments that wait for a slot, with their messages; None if they are not sent.
+        self._waiting: deque[tuple[Incoming, int, Arrival | None]] = deque()
         self._receives: list[_Receive] = []
         self._verifiable: deque[tuple[Incoming, int]] = deque()
         # In order of completion.
@@ -103,14 +103,17 @@ class Receiver:
     def _segment_arrived(self, incoming: Incoming, index: int, arrival: Arrival) -> None:
         reason = incoming.arrive(index, arrival.size_bytes)
         if reason is None:
-            self._waiting.append((incoming, index, arrival))
-            # Start at once, before anything else: the bytes take longest.
-            self._start_receives()
+            self._begin(incoming, index, arrival)
             return
         self._refused.add(reason)
         self._transport.discard(arrival)
         if reason == WRONG_SIZE:
             self.give_up(incoming, NOT_BELIEVED, "a segment came with a wrong size")
+
+    def _begin(self, incoming: Incoming, index: int, arrival: Arrival | None) -> None:
+        self._waiting.append((incoming, index, arrival))
+        # Start at once, before anything else: the bytes take longest.
+        self._start_receives()
 
     def _announced(self, incoming: Incoming, sealed: bytes) -> None:
         """Handle an announcement: a segment's checksum, and the MACs of its blocks."""
@@ -118,7 +121,7 @@ class Receiver:
             # The transfer ended meanwhile.
             return
         announcement = unseal(Kind.ANNOUNCEMENT, incoming.secret, sealed, Announcement)
-        reason = WRONG_MAC if announcement is None else incoming.announce(announcement)
+        reason = WRONG_MAC if announcement is None else self._refusal_of(incoming, announcement)
         if reason is not None:
             self._refused.add(reason)
         if reason == WRONG_SIZE:
@@ -126,9 +129,17 @@ class Receiver:
         elif announcement is not None and reason is None:
             if incoming.source is not None:
                 incoming.refer(announcement.segment)
+            elif incoming.stager is not None and incoming.arrive(announcement.segment, announcement.size_bytes) is None:
+                self._begin(incoming, announcement.segment, None)
             incoming.transports.add(announcement.transport)
             self._local_tcp.see(announcement.origin, announcement.transport, announcement.size_bytes)
             self._verify_later(incoming, announcement.segment)
+
+    def _refusal_of(self, incoming: Incoming, announcement: Announcement) -> str | None:
+        reason = incoming.announce(announcement)
+        if reason is None and incoming.stager is not None and not incoming.stager.has(incoming, announcement.segment):
+            return WRONG_SIZE
+        return reason
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:
         """Give up a transfer. `on_end` is called now, unless it was called before. Later messages are dropped."""
@@ -148,17 +159,24 @@ class Receiver:
         while self._waiting:
             incoming, index, arrival = self._waiting[0]
             if incoming.ended:
-                self._transport.discard(arrival)
+                if arrival is not None:
+                    self._transport.discard(arrival)
             else:
                 slot = self._slots.acquire(Direction.RECEIVING)
                 if slot is None:
                     break
                 incoming.receive(index, slot)
-                transmission = self._transport.receive(arrival, self._staging[slot][: arrival.size_bytes])
+                transmission = self._receive(incoming, index, arrival, self._staging[slot])
                 self._receives.append(_Receive(incoming, index, slot, transmission))
             self._waiting.popleft()
             started = True
         return started
+
+    def _receive(self, incoming: Incoming, index: int, arrival: Arrival | None, staging: Any) -> Transmission:
+        if arrival is not None:
+            return self._transport.receive(arrival, staging[: arrival.size_bytes])
+        assert incoming.stager is not None
+        return incoming.stager.stage(incoming, index, staging)
 
     def _finish_receives(self) -> bool:
         done = [receive for receive in self._receives if receive.transmission.completed]

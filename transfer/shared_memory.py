@@ -64,8 +64,8 @@ class SharedMemory:
             os.close(self._file)
 
 
-def map_memory(handle: MemoryHandle) -> Bytes:
-    """The memory, read-only, until the array is dropped.
+def map_memory(handle: MemoryHandle, *, writable: bool = False) -> Bytes:
+    """The memory until the array is dropped, which is read-only. writable: whether its pages are not.
 
     Raises OSError if it is another host's, if it is gone, or if this process may not read it.
     """
@@ -75,12 +75,15 @@ def map_memory(handle: MemoryHandle) -> Bytes:
     path = f"/proc/{handle.process_id}/fd/{handle.descriptor}"
     if not handle.name.startswith(_PREFIX) or not os.readlink(path).startswith(f"/memfd:{handle.name} "):
         raise FileNotFoundError(f"process {handle.process_id} is another one here: PID namespaces differ")
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         if os.fstat(file).st_size != handle.size_bytes:
             raise OSError("it has another size")
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise OSError("its owner could shrink it")
-        return np.frombuffer(mmap.mmap(file, handle.size_bytes, prot=mmap.PROT_READ), np.uint8)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        mapped = np.frombuffer(mmap.mmap(file, handle.size_bytes, prot=protection), np.uint8)
+        mapped.flags.writeable = False
+        return mapped
     finally:
         os.close(file)

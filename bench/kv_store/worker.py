@@ -5,7 +5,7 @@ import select
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from transfer.block_macs import Authorship
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, PushEnded
 from transfer.host_memory import HostMemory
+from transfer.memory import KvMemory
 from transfer.ticket import StoreSession, Ticket
 
 READY_SECONDS = 30.0
@@ -48,9 +49,10 @@ class KvWorker:
         dtype: str = "bytes",
         scale: float = 1.0,
         layout: str = "bytes",
+        place: Callable[[np.ndarray[Any, Any]], KvMemory] = HostMemory,
     ) -> None:
         """secret: if given, the worker vouches for the blocks that it offers and checks those that it fetches.
-        draft_layers: how many of the layers, the last ones, are draft layers.
+        draft_layers: how many of the layers, the last ones, are draft layers. place: makes the KV memory of `memory`.
         """
         transfer = transfer or TransferConfig()
         self.memory = np.zeros((layers, blocks, piece_bytes), np.uint8)
@@ -60,7 +62,7 @@ class KvWorker:
         self._news = EventFd()
         worker_id = uuid.uuid4().hex
         authorship = None if secret is None else Authorship(secret, worker_id)
-        memory, wake = HostMemory(self.memory), self._news.set
+        memory, wake = place(self.memory), self._news.set
         self.agent = TransferAgent(memory, self.namespace, transfer, time.monotonic, wake, authorship=authorship)
         self.identity = WorkerIdentity(
             worker_id=worker_id,

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
+from engine.runner.device_source import DeviceSource
 from kernels.kv_copy.segment import SegmentBuffer, Table
 from kernels.kv_copy.xxh3 import seeded_table
 from mesh.errors import EngineFailed
-from transfer.checksum import seed_of
+from transfer.checksum import Bytes, seed_of
 
 # How many transfers' tables are kept: about as many as are open at a time.
 _KEPT_TABLES = 256
@@ -115,6 +116,9 @@ class DeviceMemory:
         copied.copy_(staging.tensor[:size_bytes], non_blocking=True)
         self._stream.synchronize()
         return copied.numpy().data
+
+    def host_source(self, mapped: Bytes) -> DeviceSource:
+        return DeviceSource(mapped, self._stream)
 
     def prepare(self, key: bytes) -> None:
         self._table(key)

@@ -16,7 +16,8 @@ from engine.exchange.interface import RankExchange
 from engine.moves.host_slots import HostSlots
 from engine.parallel.layout import Group
 from kernels.host_copy import to_device
-from transfer.memory import Done, KvMemory, Pending
+from transfer.checksum import Bytes
+from transfer.memory import Done, HostSource, KvMemory, Pending
 
 _FIRST = 0
 
@@ -125,6 +126,9 @@ class _WatchedMemory:
 
     def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
         return self._memory.read_staging(staging, size_bytes)
+
+    def host_source(self, mapped: Bytes) -> HostSource:
+        return self._memory.host_source(mapped)
 
     def prepare(self, key: bytes) -> None:
         self._memory.prepare(key)

@@ -1,7 +1,7 @@
 """Workers with and without drafts share the base layers of blocks through one store, over real UCX."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,12 @@ from kvstore.config import KvStoreConfig
 from mesh.blocks import chain_hashes
 from mesh.metrics import KVSTORE_DISK_BLOCKS, STORE_OFFERS
 from tests.support.metric_values import value_of
+from tests.support.slow_memory import PromptMemory
 from tests.support.stores import store_config
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
+from transfer.host_memory import HostMemory, Pool
+from transfer.memory import KvMemory
 
 BASE_LAYERS, PIECE_BYTES, BLOCKS = 3, 1 << 12, 32
 # A segment holds 4 blocks with draft layers, or 5 without.
@@ -67,9 +70,11 @@ class Worker:
 
 
 @asynccontextmanager
-async def worker_of(endpoint: str, draft_layers: int, secret: bytes | None = SECRET) -> AsyncIterator[Worker]:
+async def worker_of(
+    endpoint: str, draft_layers: int, secret: bytes | None = SECRET, place: Callable[[Pool], KvMemory] = HostMemory
+) -> AsyncIterator[Worker]:
     layers = BASE_LAYERS + draft_layers
-    worker = KvWorker(layers, BLOCKS, PIECE_BYTES, SMALL_SLOTS, "weights", secret, draft_layers)
+    worker = KvWorker(layers, BLOCKS, PIECE_BYTES, SMALL_SLOTS, "weights", secret, draft_layers, place=place)
     pieces = np.random.default_rng(0).integers(1, 256, (BASE_LAYERS + 2, len(CHAIN), PIECE_BYTES), np.uint8)
     worker.memory[:, : len(CHAIN)] = pieces[:layers]
     worker.hold(CHAIN, range(len(CHAIN)))
@@ -88,15 +93,18 @@ def config(**changes: Any) -> KvStoreConfig:
 
 @asynccontextmanager
 async def store_and_workers(
-    workers: Sequence[int], secret: bytes | None = SECRET, **changes: Any
+    workers: Sequence[int],
+    secret: bytes | None = SECRET,
+    place: Callable[[Pool], KvMemory] = HostMemory,
+    **changes: Any,
 ) -> AsyncIterator[list[Worker]]:
     """Workers with these numbers of draft layers, attached in this order."""
     settings = config(**changes)
     async with running_store(settings, ucx_agents(settings.transfer)) as server:
         first, second = workers
         async with (
-            worker_of(server.endpoint, first, secret) as one,
-            worker_of(server.endpoint, second, secret) as other,
+            worker_of(server.endpoint, first, secret, place) as one,
+            worker_of(server.endpoint, second, secret, place) as other,
         ):
             yield [one, other]
 
@@ -109,9 +117,12 @@ async def test_a_worker_without_drafts_fetches_a_drafting_workers_base_layers(se
         assert await drafting.fetch() == (6, 6)
 
 
+@pytest.mark.parametrize("place", [HostMemory, PromptMemory])
 @pytest.mark.parametrize("secret", [None, SECRET])
-async def test_a_worker_with_drafts_fetches_base_layers_and_adds_drafts(secret: bytes | None) -> None:
-    async with store_and_workers([0, 1], secret, draft_layers=1) as (plain, drafting):
+async def test_a_worker_with_drafts_fetches_base_layers_and_adds_drafts(
+    secret: bytes | None, place: Callable[[Pool], KvMemory]
+) -> None:
+    async with store_and_workers([0, 1], secret, place, draft_layers=1) as (plain, drafting):
         await plain.offer(6)
         assert await drafting.fetch() == (6, 0)
         assert await plain.fetch() == (6, 0)

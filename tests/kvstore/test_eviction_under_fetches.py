@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from mesh.blocks import chain_hashes
 from mesh.metrics import KVSTORE_EVICTED_BLOCKS
 from tests.support.metric_values import value_of
 from tests.support.moving_store import LAYERS, PIECE_BYTES, SMALL_SLOTS
+from tests.support.slow_memory import PromptMemory
 from tests.support.stores import store_config, store_stub
+from transfer.host_memory import HostMemory, Pool
+from transfer.memory import KvMemory
 
 CHAINS, CHAIN_BLOCKS = 40, 6
 BLOCKS = CHAINS * CHAIN_BLOCKS
@@ -21,13 +25,19 @@ BLOCKS = CHAINS * CHAIN_BLOCKS
 ROOM = 4 * CHAIN_BLOCKS * LAYERS * PIECE_BYTES
 
 
-@pytest.mark.parametrize("map_stores", [False, True])
-async def test_every_block_fetched_while_others_are_evicted_is_right(map_stores: bool) -> None:
+@pytest.mark.parametrize(
+    ("map_stores", "place"),
+    [(False, HostMemory), (True, HostMemory), (True, PromptMemory)],
+    ids=["sent", "mapped", "staged"],
+)
+async def test_every_block_fetched_while_others_are_evicted_is_right(
+    map_stores: bool, place: Callable[[Pool], KvMemory]
+) -> None:
     settings = store_config(memory_bytes=ROOM, transfer=SMALL_SLOTS.model_dump())
     transfer = SMALL_SLOTS.model_copy(update={"map_stores": map_stores})
     chains = [chain_hashes(range(1000 * number, 1000 * number + 64 * CHAIN_BLOCKS)) for number in range(CHAINS)]
     writer = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, transfer)
-    reader = KvWorker(LAYERS, CHAIN_BLOCKS, PIECE_BYTES, transfer)
+    reader = KvWorker(LAYERS, CHAIN_BLOCKS, PIECE_BYTES, transfer, place=place)
     writer.memory[:] = np.random.default_rng(0).integers(1, 256, writer.memory.shape, np.uint8)
     writer.hold([content for chain in chains for content in chain], range(BLOCKS))
     evicted, draw, offered, fetched = value_of(KVSTORE_EVICTED_BLOCKS), random.Random(0), 0, 0

@@ -28,23 +28,27 @@ from tests.support.moving_store import (
     attached_worker,
     store_and_worker,
 )
+from tests.support.slow_memory import PromptMemory
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
 from transfer.fetch.fetcher import Fetcher
-from transfer.host_memory import HostMemory
-from transfer.memory import Done
+from transfer.host_memory import HostMemory, Pool
+from transfer.memory import Done, KvMemory
 from transfer.seal import Kind
 from transfer.ticket import StoreSession
 
 
+@pytest.mark.parametrize("place", [HostMemory, PromptMemory])
 @pytest.mark.parametrize("map_stores", [False, True])
 @pytest.mark.parametrize("blocks", [1, 5, 6, 16])
-async def test_what_one_worker_stored_another_fetches(blocks: int, map_stores: bool) -> None:
+async def test_what_one_worker_stored_another_fetches(
+    blocks: int, map_stores: bool, place: Callable[[Pool], KvMemory]
+) -> None:
     async with store_and_worker() as first:
         await first.offer(blocks)
-        async with attached_worker(first.endpoint, map_stores=map_stores) as second:
+        async with attached_worker(first.endpoint, map_stores=map_stores, place=place) as second:
             assert await asyncio.to_thread(second.fetch, 16) == blocks
-            assert set(second.worker.agent.counters().received_bytes) == {"mapped"} or not map_stores
+            assert (set(second.worker.agent.counters().received_bytes) == {"mapped"}) == map_stores
         status = await first.status()
         assert (status.lookups, status.hits) == (1, 1)
 

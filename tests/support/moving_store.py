@@ -1,6 +1,6 @@
 """A store and workers that really move bytes, in the test's process."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,8 @@ from mesh.domain import worker_wire
 from tests.support.stores import store_config, store_stub
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
+from transfer.host_memory import HostMemory, Pool
+from transfer.memory import KvMemory
 
 LAYERS, PIECE_BYTES, BLOCKS = 3, 1 << 12, 32
 SMALL_SLOTS = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=30.0)
@@ -73,10 +75,14 @@ class Attached:
 
 @asynccontextmanager
 async def attached_worker(
-    endpoint: str, weights: str = "f", dtype: str = "bytes", **transfer: Any
+    endpoint: str,
+    weights: str = "f",
+    dtype: str = "bytes",
+    place: Callable[[Pool], KvMemory] = HostMemory,
+    **transfer: Any,
 ) -> AsyncIterator[Attached]:
     config = SMALL_SLOTS.model_copy(update=transfer)
-    worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, config, weights, dtype=dtype)
+    worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, config, weights, dtype=dtype, place=place)
     worker.memory[:, :16] = np.random.default_rng(0).integers(1, 256, (LAYERS, 16, PIECE_BYTES), np.uint8)
     worker.hold(CHAIN, range(16))
     try:

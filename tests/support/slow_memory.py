@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from transfer.checksum import Bytes
 from transfer.host_memory import HostMemory, Pool
-from transfer.memory import Done
+from transfer.memory import Done, HostSource
 
 
 class Copying:
@@ -44,6 +45,9 @@ class SlowMemory:
     def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
         return self._memory.read_staging(staging, size_bytes)
 
+    def host_source(self, mapped: Bytes) -> HostSource:
+        return self._memory.host_source(mapped)
+
     def prepare(self, key: bytes) -> None:
         self._memory.prepare(key)
 
@@ -58,3 +62,12 @@ class SlowMemory:
     def _later(self, copy: Callable[[], Done[Any]]) -> Copying:
         self.copies.append(Copying(copy))
         return self.copies[-1]
+
+
+class PromptMemory(SlowMemory):
+    """Copies have completed when they have begun. Its blocks are only reached through staging buffers, as a GPU's."""
+
+    def _later(self, copy: Callable[[], Done[Any]]) -> Copying:
+        copying = super()._later(copy)
+        copying.result()
+        return copying

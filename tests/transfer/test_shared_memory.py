@@ -45,9 +45,10 @@ def test_another_process_reads_what_the_owner_writes() -> None:
         process.join()
 
 
-def test_what_is_mapped_cannot_be_written() -> None:
+@pytest.mark.parametrize("writable", [False, True])
+def test_what_is_mapped_cannot_be_written(writable: bool) -> None:
     memory = SharedMemory(SIZE)
-    mapped = map_memory(handle_of(memory))
+    mapped = map_memory(handle_of(memory), writable=writable)
     with pytest.raises(ValueError, match="read-only"):
         mapped[0] = 1
 

@@ -13,6 +13,7 @@ from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, Receipt, fet
 from transfer.fetch.mapped_slab import MappedSlab
 from transfer.fetch.rates import FetchRates
 from transfer.fetch.replay import REPLAYED_MESSAGE
+from transfer.fetch.staged_slab import StagedSlab
 from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
 from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Phase
@@ -35,7 +36,7 @@ class _Session:
 
     store: StoreSession
     # The store's memory, if this process could map it.
-    slab: MappedSlab | None = None
+    slab: MappedSlab | StagedSlab | None = None
     sequence: int = 0
 
     def next_sequence(self) -> int:
@@ -95,7 +96,8 @@ class Fetcher:
         self._memory = memory
         self._segment_bytes = segment_bytes
         self._slot_bytes = config.slot_bytes
-        self._maps_stores = config.map_stores
+        # A GPU is not known to copy from there as quickly as it should: this has not run on one.
+        self._maps_stores = not memory.is_on_gpu if config.map_stores == "auto" else config.map_stores
         self._seconds = config.fetch_seconds
         self._clock = clock
         self._refused = refused
@@ -189,25 +191,33 @@ class Fetcher:
             traceparent="" if span is None else span.traceparent,
             with_macs=self._author is not None,
             draft_layers=self._parts.draft_layers,
-            mapped=fetch.session.slab is not None,
+            mapped=isinstance(fetch.session.slab, MappedSlab),
+            staged=isinstance(fetch.session.slab, StagedSlab),
         )
         store = fetch.session.store
         self._tell(store, LOOKUP_TAG, Kind.LOOKUP, lookup)
 
     def _largest_segment(self, fetch: _Fetch) -> int:
-        """What is copied out of a store's memory takes no slot, and passes through no cache but once."""
-        return self._segment_bytes if fetch.session.slab is None else self._slot_bytes
+        if fetch.session.slab is None:
+            return self._segment_bytes
+        if isinstance(fetch.session.slab, StagedSlab):
+            # A block lies in the store's memory as in a segment of its own.
+            return min(self._slot_bytes, self._memory.layers * self._memory.piece_bytes)
+        # What is copied to its blocks at once takes no slot, and passes through no cache but once.
+        return self._slot_bytes
 
     def _tell(self, store: StoreSession, tag: int, kind: Kind, message: Lookup | Receipt) -> None:
         self._mailbox.send(
             store.worker_address, tag, session_message(kind, store.session_id, store.session_key, message)
         )
 
-    def _map(self, store: StoreSession) -> MappedSlab | None:
-        if store.slab is None or not self._maps_stores or not isinstance(self._memory, HostMemory):
+    def _map(self, store: StoreSession) -> MappedSlab | StagedSlab | None:
+        if store.slab is None or not self._maps_stores:
             return None
         try:
-            return MappedSlab(store.slab, self._memory)
+            if isinstance(self._memory, HostMemory):
+                return MappedSlab(store.slab, self._memory)
+            return StagedSlab(store.slab, self._memory)
         except OSError as error:
             fields = {"store": store.store_id, "why": str(error)}
             _log.info("the store's memory cannot be mapped: UCX brings its blocks", extra={"fields": fields})
@@ -246,7 +256,7 @@ class Fetcher:
             self._receiver.open(fetch.incoming)
 
     def _incoming(self, fetch: _Fetch, answer: Answer) -> Incoming:
-        piece_bytes = self._memory.piece_bytes
+        piece_bytes, slab = self._memory.piece_bytes, fetch.session.slab if answer.mapped else None
         tiles = plan_parts(self._parts, answer.matched, fetch.drafted, piece_bytes, answer.segment_bytes)
         return Incoming(
             sizes=[tile.pieces * piece_bytes for tile in tiles],
@@ -257,7 +267,8 @@ class Fetcher:
             blocks=fetch.blocks[: answer.matched],
             on_end=partial(self._landed, fetch),
             mac_sink=None if self._author is None else self._author.checks(fetch.hashes),
-            source=fetch.session.slab if answer.mapped else None,
+            source=slab if isinstance(slab, MappedSlab) else None,
+            stager=slab if isinstance(slab, StagedSlab) else None,
         )
 
     def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:
@@ -275,7 +286,7 @@ class Fetcher:
 
     def _end(self, fetch: _Fetch, blocks: int, size_bytes: int, error: str | None) -> None:
         del self._open[fetch.answer_tag]
-        if fetch.incoming is not None and fetch.incoming.source is not None:
+        if fetch.incoming is not None and not fetch.incoming.is_sent:
             self._tell(fetch.session.store, RECEIPT_TAG, Kind.RECEIPT, Receipt(fetch.sequence))
         seconds = self._clock() - fetch.began
         self.rates.observe(blocks, fetch.in_memory, size_bytes, seconds)

@@ -226,11 +226,11 @@ class LookupServer:
 
     def _answer(self, session: _Session, lookup: Lookup, found: Found, life: span) -> None:
         blocks = found.blocks
-        segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
-        if lookup.mapped:
+        segment_bytes, mapped = min(self._segment_bytes, lookup.segment_bytes), lookup.mapped or lookup.staged
+        if mapped:
             segment_bytes = min(segment_bytes, max(PART_BYTES, self._memory.piece_bytes))
         drafted = found.drafted if lookup.draft_layers == self._draft_layers else 0
-        answer = Answer(lookup.sequence, len(blocks), segment_bytes, found.ready, drafted, lookup.mapped)
+        answer = Answer(lookup.sequence, len(blocks), segment_bytes, found.ready, drafted, mapped)
         self._send_answer(session, lookup, answer)
         if not blocks:
             life.end(blocks=0)
@@ -249,8 +249,9 @@ class LookupServer:
             blocks=blocks,
             ended=partial(self._ended, session, lookup, life),
             macs=Keeping(self._kept, blocks) if lookup.with_macs else None,
+            staged=lookup.staged,
         )
-        carrier = self._referrals if lookup.mapped else self._sender
+        carrier = self._referrals if mapped else self._sender
         self._open[session.session_id, lookup.sequence] = _Open(
             session, lookup, outgoing, carrier, len(blocks) - found.ready
         )

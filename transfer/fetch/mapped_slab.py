@@ -14,6 +14,15 @@ from transfer.ticket import SlabHandle
 MAPPED = "mapped"
 
 
+def lies_in(slab: SlabHandle, tile: Tile, sources: Sequence[int]) -> bool:
+    """Whether a store's memory has the tile's layers of as many blocks as it has, at these places."""
+    return (
+        len(sources) == tile.block_count
+        and tile.first_layer + tile.layer_count <= slab.layers
+        and all(0 <= source < slab.blocks for source in sources)
+    )
+
+
 class MappedSlab:
     """The store may give a block away when its lease has ended, while this worker still copies. So what was copied is
     verified, and not what is to be copied.
@@ -24,13 +33,14 @@ class MappedSlab:
         if handle.piece_bytes != memory.piece_bytes:
             raise OSError("its blocks have another size")
         self._memory = memory
+        self._handle = handle
         array = map_memory(handle.memory).reshape(handle.blocks, handle.layers, handle.piece_bytes)
         self._slab = HostMemory(array.transpose(1, 0, 2))
 
     def take(self, incoming: Incoming, index: int) -> str | None:
         """Copy an announced segment. Returns why it must not be used; its blocks then hold anything."""
         tile, sources = incoming.tiles[index], incoming.sources(index)
-        if not self._has(tile, sources):
+        if not lies_in(self._handle, tile, sources):
             return WRONG_SIZE
         for number, source in enumerate(sources):
             one = tile._replace(first_block=tile.first_block + number, block_count=1)
@@ -48,10 +58,3 @@ class MappedSlab:
             return incoming.mac_sink.refusal(one, macs, lambda: [piece.data for piece in pieces])
         announced = incoming.checksum(index)[number * one.pieces * HASH_BYTES :][: one.pieces * HASH_BYTES]
         return None if same(piece_checksums(pieces, incoming.secret), announced) else WRONG_CHECKSUM
-
-    def _has(self, tile: Tile, sources: Sequence[int]) -> bool:
-        return (
-            len(sources) == tile.block_count
-            and tile.first_layer + tile.layer_count <= self._slab.layers
-            and all(0 <= source < self._slab.blocks for source in sources)
-        )

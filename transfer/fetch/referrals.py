@@ -69,11 +69,15 @@ class Referrals:
         tile = outgoing.tiles[index]
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
         macs = () if outgoing.macs is None else outgoing.macs.macs_of(tile, list)
+        if outgoing.staged:
+            checksum = self._memory.gathered_checksum(tile, blocks, outgoing.secret)
+        else:
+            # A worker that checks MACs needs no checksum.
+            checksum = b"" if macs else self._memory.checksums(tile, blocks, outgoing.secret)
         message = Announcement(
             segment=index,
             size_bytes=tile.pieces * self._memory.piece_bytes,
-            # A worker that checks MACs needs no checksum.
-            checksum=b"" if macs else self._memory.checksums(tile, blocks, outgoing.secret),
+            checksum=checksum,
             transport=MAPPED,
             macs=macs,
             sources=tuple(blocks),

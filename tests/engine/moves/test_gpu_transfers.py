@@ -56,11 +56,12 @@ async def test_a_gpu_decodes_what_another_process_computed(
         assert len(pair.pushes) == 5 and not any(push.error for push in pair.pushes)
 
 
-async def test_a_gpu_rank_fetches_what_another_offered_to_a_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("map_stores", [False, True])
+async def test_a_gpu_rank_fetches_what_another_offered_to_a_store(tmp_path: Path, map_stores: bool) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "tiny")
     prompt = random_prompt(700)
     hashes = chain_hashes(prompt)
-    config = settings_of(checkpoint)
+    config = settings_of(checkpoint, transfer={"map_stores": map_stores})
     assert config.transfer is not None
     async with running_rank(config) as first, running_rank(config) as second:
         namespace = first.ready.namespace
@@ -71,11 +72,12 @@ async def test_a_gpu_rank_fetches_what_another_offered_to_a_store(tmp_path: Path
             expected = await until_an_end(first)
             landed, pushed = await store.take_offer(first)
             assert landed.size_bytes == pushed.size_bytes == len(hashes) * first.ready.block_bytes
-            second.attach_store(store.session(1))
+            second.attach_store(store.session(1, mappable=True))
             second.submit(submit_of(1, prompt, 20, fetch=StoreTarget("store", len(hashes))))
             found = await until_an_end(second)
             assert found.token_ids == expected.token_ids
             assert found.cached_tokens[1] == 64 * len(hashes)
+            assert ("mapped" in store.agent.counters().sent_bytes) == map_stores
         finally:
             store.agent.close()
 

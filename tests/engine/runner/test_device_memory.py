@@ -10,6 +10,8 @@ import torch
 
 from engine.runner.device_memory import DeviceMemory
 from transfer.host_memory import HostMemory
+from transfer.memory import Run
+from transfer.shared_memory import SharedMemory, map_memory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 KEY = bytes(range(32))
@@ -60,6 +62,40 @@ def test_only_pieces_as_announced_land_where_they_belong(flipped: bool) -> None:
     if not flipped:
         before[1:3, [0, 5]] = pool.cpu()[1:3, [7, 3]]
     assert torch.equal(target.cpu(), before)
+
+
+@pytest.mark.parametrize("region_bytes", [4096, 1 << 20])
+def test_bytes_that_another_process_shares_are_staged(region_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those across the borders of regions that are locked one by one."""
+    monkeypatch.setattr("engine.runner.device_source.REGION_BYTES", region_bytes)
+    shared = SharedMemory(100_000)
+    shared.array[:] = np.random.default_rng(0).integers(0, 256, len(shared.array), np.uint8)
+    assert shared.handle is not None
+    memory = device_memory(random_pool().cuda())
+    source = memory.host_source(map_memory(shared.handle, writable=True))
+    staging, runs = memory.allocate_staging(2 * memory.piece_bytes), [Run(7, 20_000, 30_000), Run(60_000, 0, 20_000)]
+    staged = source.stage(runs, staging)
+    torch.cuda.current_stream().synchronize()
+    assert staged.completed and staged.error() is None
+    expected = np.concatenate([shared.array[60_000:80_000], shared.array[7:30_007]])
+    assert np.array_equal(staging.tensor[:50_000].cpu().numpy(), expected)
+    # What is staged afterwards is what lies there then.
+    shared.array[60_000] ^= 1
+    source.stage(runs, staging)
+    torch.cuda.current_stream().synchronize()
+    assert int(staging.tensor[0]) == shared.array[60_000]
+
+
+def test_memory_that_cannot_be_page_locked_is_an_error() -> None:
+    shared = SharedMemory(4096)
+    assert shared.handle is not None
+    mapped, memory = map_memory(shared.handle, writable=True), device_memory(random_pool().cuda())
+    first = memory.host_source(mapped)
+    # It is locked already.
+    with pytest.raises(OSError, match="cannot page-lock"):
+        memory.host_source(mapped)
+    del first
+    memory.host_source(mapped)
 
 
 def test_a_pool_is_freed_with_its_kv_memory() -> None:
