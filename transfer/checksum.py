@@ -7,7 +7,6 @@ change them may find others with the same hashes. `block_macs` has the MACs for 
 
 import hashlib
 import hmac
-from collections.abc import Iterable
 
 import numpy as np
 import xxhash
@@ -33,12 +32,6 @@ def segment_checksum(buffer: Bytes, size_bytes: int, key: bytes) -> bytes:
 def checksum_bytes(size_bytes: int) -> int:
     """Length of the checksum of `size_bytes` bytes."""
     return HASH_BYTES * -(-size_bytes // CHUNK_BYTES)
-
-
-def piece_checksums(pieces: Iterable[Bytes], key: bytes) -> bytes:
-    """The xxh3_64 of each piece, in order, as in `segment_checksum`. For bytes that are read where they lie."""
-    seed = seed_of(key)
-    return b"".join(_hash(piece.data, seed) for piece in pieces)
 
 
 def same(left: bytes, right: bytes) -> bool:

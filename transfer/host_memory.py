@@ -5,7 +5,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from transfer.checksum import Bytes, piece_checksums, same, segment_checksum
+from mesh.huge_pages import huge_memory
+from transfer.checksum import Bytes, same, segment_checksum
 from transfer.memory import Done, Run
 from transfer.segments import Tile
 
@@ -59,7 +60,8 @@ class HostMemory:
         self._block_step = array.strides[1] // array.shape[2]
 
     def allocate_staging(self, size_bytes: int) -> Bytes:
-        return np.zeros(size_bytes, np.uint8)
+        # In small pages pushes take half as long again.
+        return np.frombuffer(huge_memory(size_bytes), np.uint8)
 
     def enter_thread(self) -> None:
         """Nothing depends on the thread here."""
@@ -96,25 +98,20 @@ class HostMemory:
                 plane[rows] = packed[:, columns]
         return Done(right)
 
-    def checksums(self, tile: Tile, blocks: Sequence[int], key: bytes) -> bytes:
-        """`piece_checksums` of the tile's layers of these blocks, block by block."""
-        return b"".join(piece_checksums(self.pieces(tile, block), key) for block in blocks)
-
     def gathered_checksum(self, tile: Tile, blocks: Sequence[int], key: bytes) -> bytes:
         """The checksum that `gather` gives of the tile's layers of these blocks."""
         pieces = [self.pieces(tile, block) for block in blocks]
         gathered = pieces[0] if len(pieces) == 1 else np.stack(pieces, axis=1)
         return segment_checksum(gathered.reshape(-1), gathered.size, key)
 
-    def copy(self, tile: Tile, block: int, source: "HostMemory", source_block: int) -> Rows:
-        """Copy the tile's layers of a block of another memory to this block. Returns its pieces as they lie here then.
+    def copy(self, tile: Tile, block: int, source: "HostMemory", source_block: int) -> None:
+        """Copy the tile's layers of a block of another memory to this block.
 
         One call copies all layers of a block in a plane and releases the interpreter lock meanwhile.
         """
         found = source.pieces(tile, source_block)
         for place, columns in self._places(tile, block):
             place[:] = found[:, columns]
-        return self.pieces(tile, block)
 
     def pieces(self, tile: Tile, block: int) -> Rows:
         """The block in the tile's layers, [layer_count, piece_bytes]: where it lies, or a copy of all its planes."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from transfer.block_macs import KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, MacSink
-from transfer.checksum import HASH_BYTES
 from transfer.landing import Landing
 from transfer.segments import Tile
 from transfer.tags import landing_tags
@@ -38,11 +37,6 @@ class Source(Protocol):
         ...
 
 
-def _checksum_sizes(tiles: Sequence[Tile], mac_sink: MacSink | None) -> list[int]:
-    """Sizes of the checksums of segments that are read where they lie: `piece_checksums`, unless they have MACs."""
-    return [HASH_BYTES * tile.pieces if mac_sink is None else 0 for tile in tiles]
-
-
 class Incoming(Landing):
     """A landing, where its segments go, and whom to tell of its end."""
 
@@ -64,7 +58,7 @@ class Incoming(Landing):
         on_end: called once by the receiver; from then on nothing writes to the blocks. mac_sink: handles the MACs of
         its blocks; None between workers. source, stager: where its segments are read, if they are not sent.
         """
-        super().__init__(sizes, deadline, None if source is None else _checksum_sizes(tiles, mac_sink))
+        super().__init__(sizes, deadline, with_checksums=source is None)
         self.source = source
         self.stager = stager
         self.tiles = tiles
@@ -92,8 +86,7 @@ class Incoming(Landing):
 
     def _described_bytes(self, tile: Tile) -> int:
         """Room for what an announcement says of a tile's pieces and blocks, in addition to a segment's checksum."""
-        size = 0 if self.source is None else tile.pieces * HASH_BYTES
-        size += 0 if self.is_sent else tile.block_count * _NUMBER_BYTES
+        size = 0 if self.is_sent else tile.block_count * _NUMBER_BYTES
         return size if self.mac_sink is None else size + tile.pieces * TAG_BYTES + tile.block_count * _MAC_BYTES
 
     @property

@@ -56,12 +56,9 @@ class Failure:
 class Landing:
     """Segments are known by index. The landing ends once: when the last segment has landed, or at the first failure."""
 
-    def __init__(self, sizes: Sequence[int], deadline: float, checksum_sizes: Sequence[int] | None = None) -> None:
-        """`deadline` in seconds, on the caller's clock; checksum_sizes: of each segment's checksum, by default those of
-        `checksum.segment_checksum`.
-        """
-        checksum_sizes = [checksum_bytes(size) for size in sizes] if checksum_sizes is None else checksum_sizes
-        self._segments = [_Segment(*each) for each in zip(sizes, checksum_sizes, strict=True)]
+    def __init__(self, sizes: Sequence[int], deadline: float, with_checksums: bool = True) -> None:
+        """`deadline` in seconds, on the caller's clock; with_checksums: whether segments are announced with them."""
+        self._segments = [_Segment(size, checksum_bytes(size) if with_checksums else 0) for size in sizes]
         self._landed = 0
         self.deadline = deadline
         self.failure: Failure | None = None

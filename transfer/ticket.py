@@ -71,8 +71,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     macs: tuple[BlockMac | None, ...] = ()
     # Where the sender runs; None if it was told which transports to use.
     origin: Origin | None = None
-    # The blocks of the sender's memory, if the segment is read there. `checksum` is then that of its pieces,
-    # and empty if it has MACs.
+    # The blocks of the sender's memory, if the segment is read there. `checksum` is then empty, unless the receiver
+    # copies segments to slots first.
     sources: tuple[int, ...] = ()
 
 

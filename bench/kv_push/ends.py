@@ -19,6 +19,7 @@ from mesh.event_fd import EventFd
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched, Landed, PushEnded
+from transfer.fetch.lookup_server import LookupHandler
 from transfer.ticket import StoreSession, Ticket
 from transfer.tuning import tune_for_gpu_transfers
 
@@ -32,7 +33,14 @@ _LOOKUPS_IN_A_ROW = 100
 class _End:
     """An agent with a pool of its own, in a process of its own."""
 
-    def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
+    def __init__(
+        self,
+        peer: Connection,
+        config: TransferConfig,
+        geometry: Geometry,
+        gpu: str | None,
+        lookups: LookupHandler | None = None,
+    ) -> None:
         self.peer = peer
         self.geometry = geometry
         self.news = EventFd()
@@ -45,8 +53,6 @@ class _End:
         self.pool = make_pool(gpu, geometry)
         if gpu is not None:
             tune_for_gpu_transfers()
-        # A store keeps blocks in host memory; therefore an end on a GPU serves no lookups.
-        lookups = None if gpu else ShortMemory()
         self.namespace = KvNamespace("bench", "bfloat16", geometry.layers, "bench")
         self.agent = TransferAgent(self.pool.memory(), self.namespace, config, time.monotonic, self._hear, lookups)
         scattered = np.random.default_rng(1).permutation(geometry.blocks)
@@ -131,7 +137,8 @@ class _ReceivingEnd(_End):
 
 class _SendingEnd(_End):
     def __init__(self, peer: Connection, config: TransferConfig, geometry: Geometry, gpu: str | None) -> None:
-        super().__init__(peer, config, geometry, gpu)
+        # It answers lookups, as a store does, which keeps blocks in host memory: an end on a GPU answers none.
+        super().__init__(peer, config, geometry, gpu, None if gpu else ShortMemory())
         self._bare = BareSender(config, self.pool.bare(), peer.recv())
         self._grpc = GrpcStore()
         if gpu is None:

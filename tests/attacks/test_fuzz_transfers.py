@@ -63,7 +63,14 @@ announcements = st.builds(
     macs=st.lists(macs, max_size=5).map(tuple),
 )
 answers = st.builds(
-    Answer, lookup=st.integers(0, 3), matched=numbers, segment_bytes=numbers, in_memory=numbers, drafted=numbers
+    Answer,
+    lookup=st.integers(0, 3),
+    matched=numbers,
+    segment_bytes=numbers,
+    in_memory=numbers,
+    drafted=numbers,
+    mapped=st.booleans(),
+    confirmed=st.booleans(),
 )
 segments = st.builds(
     Segment,

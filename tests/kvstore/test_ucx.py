@@ -109,7 +109,9 @@ async def test_a_store_frees_blocks_that_nobody_confirms(monkeypatch: pytest.Mon
                 tell(self, store, tag, kind, message)
 
         monkeypatch.setattr(Fetcher, "_tell", lose_receipts)
-        await asyncio.to_thread(second.fetch, 4)
+        found = await asyncio.to_thread(second.worker.fetch, "s", CHAIN[:4], range(16, 20))
+        # Nor does the worker count what the store has not confirmed.
+        assert found.blocks == 0 and found.error is not None
         await second.until_quiet()
 
 

@@ -61,6 +61,8 @@ class _Fetch:
     # How many leading blocks come with their draft layers.
     drafted: int = 0
     incoming: Incoming | None = None
+    # Whether all blocks were copied from the store's memory, and the store has not confirmed yet that they were leased.
+    unconfirmed: bool = False
 
     @property
     def matched(self) -> int:
@@ -230,6 +232,8 @@ class Fetcher:
         answer = unseal(Kind.ANSWER, fetch.session.store.session_key, sealed, Answer)
         if answer is None:
             self._refused.add(WRONG_MAC)
+        elif answer.lookup == fetch.sequence and fetch.unconfirmed and answer.confirmed:
+            self._end(fetch, fetch.matched, None)
         elif answer.lookup == fetch.sequence and fetch.incoming is not None and answer.matched < fetch.matched:
             self._receiver.give_up(fetch.incoming, SENDER_LOST, "the store could not read all that it found")
         elif answer.lookup != fetch.sequence or fetch.incoming is not None:
@@ -240,7 +244,7 @@ class Fetcher:
     def _begin_landing(self, fetch: _Fetch, answer: Answer) -> None:
         fetch.answered = self._clock()
         if answer.matched == 0:
-            self._end(fetch, 0, 0, None)
+            self._end(fetch, 0, None)
         elif (
             not 0 < answer.matched <= len(fetch.blocks)
             or not self._memory.piece_bytes <= answer.segment_bytes <= self._largest_segment(fetch)
@@ -248,7 +252,7 @@ class Fetcher:
             or (answer.mapped and fetch.session.slab is None)
         ):
             self._refused.add(WRONG_SIZE)
-            self._end(fetch, 0, 0, "the store's answer does not fit what was asked")
+            self._end(fetch, 0, "the store's answer does not fit what was asked")
         else:
             fetch.in_memory = answer.matched if answer.in_memory is None else answer.in_memory
             fetch.drafted = answer.matched if answer.drafted is None else answer.drafted
@@ -272,22 +276,32 @@ class Fetcher:
         )
 
     def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:
+        trusted = incoming.source is None or incoming.mac_sink is not None
+        if incoming.failure is None and not trusted:
+            fetch.unconfirmed = True
+            self._send_receipt(fetch)
+            return
         lacking = [tile.first_block for i, tile in enumerate(incoming.tiles) if incoming.phase(i) is not Phase.LANDED]
-        blocks = min(lacking, default=len(incoming.blocks))
-        pieces = blocks * self._parts.base_layers + min(fetch.drafted, blocks) * self._parts.draft_layers
-        size_bytes = pieces * self._memory.piece_bytes
-        self._end(fetch, blocks, size_bytes, incoming.failure.message if incoming.failure else None)
+        blocks = min(lacking, default=len(incoming.blocks)) if trusted else 0
+        self._end(fetch, blocks, incoming.failure.message if incoming.failure else None)
 
     def _give_up(self, fetch: _Fetch, reason: str, message: str) -> None:
-        if fetch.incoming is not None:
+        if fetch.incoming is not None and not fetch.unconfirmed:
             self._receiver.give_up(fetch.incoming, reason, message)
         else:
-            self._end(fetch, 0, 0, message)
+            self._end(fetch, 0, message)
 
-    def _end(self, fetch: _Fetch, blocks: int, size_bytes: int, error: str | None) -> None:
+    def _send_receipt(self, fetch: _Fetch) -> None:
+        receipt = Receipt(fetch.sequence, fetch.unconfirmed)
+        self._tell(fetch.session.store, RECEIPT_TAG, Kind.RECEIPT, receipt)
+
+    def _end(self, fetch: _Fetch, blocks: int, error: str | None) -> None:
+        """blocks: how many leading ones are in place."""
         del self._open[fetch.answer_tag]
-        if fetch.incoming is not None and not fetch.incoming.is_sent:
-            self._tell(fetch.session.store, RECEIPT_TAG, Kind.RECEIPT, Receipt(fetch.sequence))
+        if fetch.incoming is not None and not fetch.incoming.is_sent and not fetch.unconfirmed:
+            self._send_receipt(fetch)
+        pieces = blocks * self._parts.base_layers + min(fetch.drafted, blocks) * self._parts.draft_layers
+        size_bytes = pieces * self._memory.piece_bytes
         seconds = self._clock() - fetch.began
         self.rates.observe(blocks, fetch.in_memory, size_bytes, seconds)
         self.fetched_blocks += blocks

@@ -70,12 +70,16 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     # Whether the worker is to copy the blocks from the store's memory: announcements then come without segments, and
     # the store waits for a Receipt.
     mapped: bool = False
+    # Sent again after a Receipt that asks for it: the blocks were leased until the store read that.
+    confirmed: bool = False
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
     """Worker to store, on `tags.RECEIPT_TAG` and sealed as a lookup: it copies no more of a mapped answer's blocks."""
 
     lookup: int
+    # Whether it has copied all, and trusts them once the store has confirmed that they were leased.
+    confirm: bool = False
 
 
 def session_message(kind: Kind, session_id: int, key: bytes, message: Lookup | Receipt) -> bytes:

@@ -179,6 +179,10 @@ class LookupServer:
         # It may be late: its answer may have been given up.
         answer = self._open.get((session.session_id, receipt.lookup))
         if answer is not None and answer.carrier is self._referrals:
+            if receipt.confirm:
+                matched, segment_bytes = len(answer.outgoing.blocks), answer.lookup.segment_bytes
+                confirmed = Answer(receipt.lookup, matched, segment_bytes, mapped=True, confirmed=True)
+                self._send_answer(session, answer.lookup, confirmed)
             self._referrals.copied(answer.outgoing)
 
     def _session_of(self, message: bytes) -> tuple[_Session | None, bytes]:

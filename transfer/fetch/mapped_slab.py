@@ -1,11 +1,12 @@
 """A store's memory, mapped by a worker of its host: blocks are copied from there to the worker's own, once."""
 
 from collections.abc import Sequence
+from functools import partial
 
-from transfer.checksum import HASH_BYTES, piece_checksums, same
-from transfer.host_memory import HostMemory, Rows
+from transfer.block_macs import Pieces
+from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
-from transfer.landing import WRONG_CHECKSUM, WRONG_SIZE
+from transfer.landing import WRONG_SIZE
 from transfer.segments import Tile
 from transfer.shared_memory import map_memory
 from transfer.ticket import SlabHandle
@@ -24,8 +25,8 @@ def lies_in(slab: SlabHandle, tile: Tile, sources: Sequence[int]) -> bool:
 
 
 class MappedSlab:
-    """The store may give a block away when its lease has ended, while this worker still copies. So what was copied is
-    verified, and not what is to be copied.
+    """The store may give a block away when its lease has ended, while this worker still copies. So the store confirms
+    afterwards that the lease had not ended, or MACs of what was copied are checked, and not of what is to be copied.
     """
 
     def __init__(self, handle: SlabHandle, memory: HostMemory) -> None:
@@ -44,17 +45,15 @@ class MappedSlab:
             return WRONG_SIZE
         for number, source in enumerate(sources):
             one = tile._replace(first_block=tile.first_block + number, block_count=1)
-            pieces = self._memory.copy(one, incoming.blocks[one.first_block], self._slab, source)
-            # While the processor has them in its caches.
-            refusal = self._refusal(incoming, index, number, one, pieces)
-            if refusal is not None:
-                return refusal
+            block = incoming.blocks[one.first_block]
+            self._memory.copy(one, block, self._slab, source)
+            if incoming.mac_sink is not None:
+                # While the processor has them in its caches.
+                macs, pieces = incoming.macs(index)[number : number + 1], partial(self._pieces, one, block)
+                refusal = incoming.mac_sink.refusal(one, macs, pieces)
+                if refusal is not None:
+                    return refusal
         return None
 
-    def _refusal(self, incoming: Incoming, index: int, number: int, one: Tile, pieces: Rows) -> str | None:
-        if incoming.mac_sink is not None:
-            # A MAC says more than a checksum.
-            macs = incoming.macs(index)[number : number + 1]
-            return incoming.mac_sink.refusal(one, macs, lambda: [piece.data for piece in pieces])
-        announced = incoming.checksum(index)[number * one.pieces * HASH_BYTES :][: one.pieces * HASH_BYTES]
-        return None if same(piece_checksums(pieces, incoming.secret), announced) else WRONG_CHECKSUM
+    def _pieces(self, one: Tile, block: int) -> Pieces:
+        return [piece.data for piece in self._memory.pieces(one, block)]

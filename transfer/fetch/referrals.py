@@ -9,7 +9,7 @@ from transfer.tally import Tally
 from transfer.ticket import Announcement
 from transfer.transport import Transport
 
-# So much of a chain is announced at a time: the worker copies one part while the store hashes the next.
+# So much of a chain is announced at a time: the worker copies one part while the store reads the next from its disk.
 PART_BYTES = 16 << 20
 
 
@@ -69,15 +69,10 @@ class Referrals:
         tile = outgoing.tiles[index]
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
         macs = () if outgoing.macs is None else outgoing.macs.macs_of(tile, list)
-        if outgoing.staged:
-            checksum = self._memory.gathered_checksum(tile, blocks, outgoing.secret)
-        else:
-            # A worker that checks MACs needs no checksum.
-            checksum = b"" if macs else self._memory.checksums(tile, blocks, outgoing.secret)
         message = Announcement(
             segment=index,
             size_bytes=tile.pieces * self._memory.piece_bytes,
-            checksum=checksum,
+            checksum=self._memory.gathered_checksum(tile, blocks, outgoing.secret) if outgoing.staged else b"",
             transport=MAPPED,
             macs=macs,
             sources=tuple(blocks),
