@@ -55,6 +55,8 @@ class Mixture:
     small_talk_share: float = 0.08
     library_share: float = 0.05
     conversation_share: float = 0.06
+    # Answers without thinking, where no tools are offered either.
+    quiet_share: float = 0.0
     # Conversations with tools, and answers in JSON.
     tool_share: float = 0.0
     json_share: float = 0.0
@@ -88,6 +90,7 @@ class ExampleStream:
             (mixture.small_talk_share, self._small_talk),
             (mixture.library_share, self._library),
             (mixture.conversation_share, self._conversation),
+            (mixture.quiet_share, self._quiet),
             (mixture.tool_share, self._tool_talk),
             (mixture.json_share, self._json_talk),
         )
@@ -137,6 +140,17 @@ class ExampleStream:
         if self.random.random() < 0.3:
             return conversation(self._follow_up(), self._system())
         return conversation([*self._earlier(1.0), solved(self._problem())], self._system())
+
+    def _quiet(self) -> Example:
+        style = self.random.random()
+        if style < 0.6:
+            turn = small_talk(self.random)
+        elif style < 0.8:
+            turn = solved(draw(SHORT_TASKS[self.random.choice(QUICK_TASKS)], self.random, held_out=False))
+        else:
+            # Their results are hardly to be had so; what is learned is to answer, and to end.
+            turn = solved(self._problem())
+        return conversation([*self._earlier(0.2), Turn(turn.prompt, turn.reply)], self._system())
 
     def _tool_talk(self) -> Example:
         talk = tool_talk(self.random, held_out=False)

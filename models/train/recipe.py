@@ -109,11 +109,22 @@ class Recipe:
     balance_until: float = 0.9
 
     def in_batches_of(self, tokens: int) -> "Recipe":
-        """The same with fewer tokens in a step, and without the documents that are longer than a step."""
+        """The same with fewer tokens in a step, and without the documents that are longer than a step. Rates fall with
+        the square root of the tokens, as Adam's noise asks (Malladi et al., 2022, "On the SDEs and scaling rules for
+        adaptive gradient algorithms").
+        """
+        slower = (tokens / self.stages[0].shape.tokens) ** 0.5
         stages = tuple(replace(stage, shape=stage.shape.shrunk(tokens)) for stage in self.stages)
         checkup = self.checkup
         fitting = tuple(length for length in checkup.long_tokens if 2 * length <= tokens)
-        return replace(self, stages=stages, checkup=replace(checkup, long_tokens=fitting))
+        return replace(
+            self,
+            stages=stages,
+            checkup=replace(checkup, long_tokens=fitting),
+            matrix_rate=self.matrix_rate * slower,
+            rate=self.rate * slower,
+            balance_speed=self.balance_speed * slower,
+        )
 
     def rate_factor(self, progress: float) -> float:
         """The factor on the rates at this share of the training time."""
@@ -129,15 +140,17 @@ RECIPE = Recipe(
     TINY_R1, (SHORT_CONTEXTS, LONG_CONTEXTS, FINISH), Checkup(32, 16, (2048, 8192), BatchShape(65536, 16384, 1024))
 )
 
-# More training of a finished checkpoint, in which it learns to call tools and to write JSON. A third of the examples
-# are of what it can already do, long contexts among them, so that it forgets nothing.
+# More training of a finished checkpoint, in which it learns to call tools and to write JSON. Half of the examples are
+# of what it can already do, long contexts among them, so that it forgets nothing. Without the quiet ones it would write
+# calls wherever it is not to think, even if no tools are offered.
 TALK = replace(
     LONG_CONTEXTS.mixture,
     small_talk_share=0.06,
     library_share=0.02,
     conversation_share=0.04,
-    tool_share=0.34,
-    json_share=0.3,
+    quiet_share=0.12,
+    tool_share=0.22,
+    json_share=0.18,
 )
 TOOLS = Stage("tools", 0.85, TALK, LONG_CONTEXTS.shape)
 TOOLS_FINISH = replace(TOOLS, name="tools_finish", share=0.15, fp8=True)

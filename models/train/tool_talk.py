@@ -19,6 +19,8 @@ from tools.chat import Turn
 PLAIN_TASKS = ("add", "copy_text", "count_letter", "sort_words")
 # Draws after which a tool counts as one without calls of the split.
 CALLS_TRIED = 64
+# What people add to a request, which asks for no second call.
+REMARKS = ("Use the tool.", "Use your tools.", "Call the tool.", "Please use a tool for that.", "Thanks!")
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,19 @@ def tool_talk(random: Random, *, held_out: bool) -> ToolTalk:
     tools = [offer.tool for offer in offers]
     if random.random() < 0.35:
         return ToolTalk(tools, _thought(random, offers, held_out=held_out))
-    rounds = [small_talk(random)] if random.random() < 0.3 else []
+    rounds: list[Turn] = []
     for _ in range(random.choice((2, 3, 3, 4))):
-        rounds += _round(_calls(random, offers, held_out=held_out))
+        if random.random() < 0.25:
+            rounds.append(_plain(random))
+        rounds += _round(random, _calls(random, offers, held_out=held_out))
     return ToolTalk(tools, [Turn(turn.prompt, turn.reply) for turn in rounds])
 
 
 def _thought(random: Random, offers: Sequence[Offer], *, held_out: bool) -> list[Turn]:
     """A turn with thinking, and those before it."""
-    if random.random() < 0.2:
+    if random.random() < 0.3:
         return [_plain(random)]
-    asked, answered = _round(_calls(random, offers, held_out=held_out))
+    asked, answered = _round(random, _calls(random, offers, held_out=held_out))
     if random.random() < 0.6:
         return [asked]
     return [Turn(asked.prompt, asked.reply), answered]
@@ -81,12 +85,15 @@ def _fits(call: Call, *, held_out: bool) -> bool:
     return call.arguments == "{}" or belongs_to_test("tool_call", call.key) == held_out
 
 
-def _round(calls: Sequence[Call]) -> list[Turn]:
+def _round(random: Random, calls: Sequence[Call]) -> list[Turn]:
     """The request with its calls, and their results with the answer."""
+    requests = [call.request for call in calls]
+    if random.random() < 0.2:
+        requests.append(random.choice(REMARKS))
     made = V31.calls([ToolCall("", call.name, call.arguments) for call in calls])
     names = " and ".join(call.name for call in calls)
     return [
-        Turn(" ".join(call.request for call in calls), made, f"I call {names}."),
+        Turn(" ".join(requests), made, f"I call {names}."),
         Turn(
             V31.outputs([call.output for call in calls]),
             "\n".join(map(_said, calls)),

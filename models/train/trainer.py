@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from engine.model.config import parse_model_config
 from eval.library_text import library_entries
+from mesh.tokenizer_file import read_tokenizer
 from models.train.evaluate import inference_copy, long_problems, retrace, short_problems, talks, worked_out
 from models.train.feeder import Feeder
 from models.train.history import Evaluation, History, Point, plot
@@ -167,7 +168,9 @@ class Trainer:
         log.info("resumed at step %d, %.0f s", self.step, self.seconds)
 
     def _tokenizer(self, start: Path | None) -> Tokenizer:
-        path = self.directory / "tokenizer.json" if start is None else start / "tokenizer.json"
+        if start is not None:
+            return Tokenizer.from_str(read_tokenizer(start).decode())
+        path = self.directory / "tokenizer.json"
         if not path.exists():
             stream = ExampleStream(self.recipe.stages[0].mixture, self.library, self.recipe.seed)
             train_tokenizer(stream, self.recipe.config["vocab_size"]).save(str(path))

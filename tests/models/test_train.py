@@ -9,6 +9,7 @@ import torch
 from transformers import DeepseekV3ForCausalLM
 
 import models.train.trainer
+from mesh.errors import ConfigError
 from models.train.experts import Experts, best
 from models.train.export import export
 from models.train.generate import generate
@@ -135,10 +136,23 @@ def test_orthogonalizing_brings_singular_values_near_one() -> None:
     assert singular.max() < 1.5
 
 
+def test_a_start_without_a_tokenizer_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.train.trainer, "library_entries", lambda: LIBRARY)
+    start = tmp_path / "start"
+    start.mkdir()
+    with pytest.raises(ConfigError, match=r"start has no tokenizer: expected tokenizer\.json"):
+        Trainer(RECIPE, tmp_path / "out", torch.device("cpu"), minutes=1, workers=0, start=start)
+
+
 def test_smaller_steps_have_no_documents_that_are_longer() -> None:
     recipe = MORE.in_batches_of(4096)
     assert {(stage.shape.tokens, stage.shape.longest) for stage in recipe.stages} == {(4096, 4096)}
     assert recipe.checkup.long_tokens == (2048,)
+
+
+def test_steps_of_a_sixteenth_have_a_quarter_of_the_rates() -> None:
+    recipe = MORE.in_batches_of(4096)
+    assert [recipe.matrix_rate, recipe.rate] == [MORE.matrix_rate / 4, MORE.rate / 4]
 
 
 def test_rates_rise_hold_and_fall_to_zero() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import islice
 from random import Random
 
 from tokenizers import Tokenizer as VocabularyTokenizer
@@ -16,9 +17,10 @@ from gateway.tools import Tool, Toolbox, ToolCall
 from gateway.turns import ChatMessage
 from launcher.shipped_model import shipped_model
 from models.train.json_talk import json_talk
+from models.train.mixture import ExampleStream, Mixture
 from models.train.packing import tokenize
 from models.train.tool_talk import tool_talk
-from tools.chat import CHAT_TEMPLATE, Turn, learned_conversation
+from tools.chat import ASSISTANT, CHAT_TEMPLATE, THINK, THINK_END, Turn, learned_conversation
 
 
 def calls_in(reply: str) -> list[ToolCall]:
@@ -83,3 +85,11 @@ def test_json_answers_have_the_keys_that_were_asked_for() -> None:
     random = Random(2)
     for turn in [turn for _ in range(60) for turn in json_talk(random, held_out=False)]:
         assert all(key in turn.prompt for key in json.loads(turn.reply))
+
+
+def test_quiet_answers_come_without_thinking_and_without_tools() -> None:
+    quiet = Mixture(0.0, (100, 300), small_talk_share=0, library_share=0, conversation_share=0, quiet_share=1.0)
+    for example in islice(ExampleStream(quiet, (), seed=3), 60):
+        assert example.context.endswith(f"{ASSISTANT}{THINK_END}")
+        assert THINK not in example.context + example.completion
+        assert not calls_in(example.completion)
