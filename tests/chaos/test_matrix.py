@@ -26,7 +26,7 @@ ACTIONS = ("kill", "restart", "drain", *FREEZES)
 # The actions of the short form.
 QUICK_ACTIONS = ("kill", "drain", "freeze")
 SEED = int(os.environ.get("DEEPMESH_CHAOS_SEED", "1"))
-# Cells of the short form; DEEPMESH_CHAOS_SEED chooses others.
+# Cells of the short form, of all and once more of the store; DEEPMESH_CHAOS_SEED chooses others.
 SHORT = 1
 
 
@@ -92,7 +92,10 @@ async def hold_back(target: str, before: psutil.Process, chaos: ChaosMesh) -> No
 
 @pytest.mark.timeout(240)
 async def test_a_few_cells_of_the_matrix() -> None:
-    cells = random.Random(SEED).sample(list(itertools.product(TARGETS, QUICK_ACTIONS, PHASES)), SHORT)
+    source = random.Random(SEED)
+    cells = source.sample(list(itertools.product(TARGETS, QUICK_ACTIONS, PHASES)), SHORT)
+    # A store has fewer tests of other kinds than workers have.
+    cells += source.sample(list(itertools.product(["kvstore-0"], QUICK_ACTIONS, PHASES)), SHORT)
     async with chaos_mesh() as chaos:
         for target, action, phase in cells:
             await run_cell(chaos, f"{target} {action}", phase, partial(strike, target, action), SEED)
