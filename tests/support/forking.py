@@ -29,6 +29,8 @@ from tests.support.gpus import has_gpu
 from tests.support.programs import ROOT
 from worker.ranks.process import AdoptedProcess
 
+# As the workers' packages do, before the gateway, which is loaded first below, imports grpc.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 FORK = multiprocessing.get_context("forkserver")
 _WORKERS = ("prefill_svc", "decode_svc")
 _SERVICES = ("gateway", "scheduler", *_WORKERS, "kvstore", "engine.rank")
