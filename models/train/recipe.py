@@ -120,7 +120,7 @@ class Recipe:
         return replace(
             self,
             stages=stages,
-            checkup=replace(checkup, long_tokens=fitting),
+            checkup=replace(checkup, long_tokens=fitting, shape=checkup.shape.shrunk(tokens)),
             matrix_rate=self.matrix_rate * slower,
             rate=self.rate * slower,
             balance_speed=self.balance_speed * slower,

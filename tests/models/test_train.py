@@ -148,6 +148,7 @@ def test_smaller_steps_have_no_documents_that_are_longer() -> None:
     recipe = MORE.in_batches_of(4096)
     assert {(stage.shape.tokens, stage.shape.longest) for stage in recipe.stages} == {(4096, 4096)}
     assert recipe.checkup.long_tokens == (2048,)
+    assert recipe.checkup.shape.tokens == 4096
 
 
 def test_steps_of_a_sixteenth_have_a_quarter_of_the_rates() -> None:
