@@ -114,7 +114,7 @@ class EngineConfig(Config):
     """
     exact: bool = False
     """Keep the number formats that the checkpoint was published with; without it another format may be chosen once its
-    answers were shown to be as good (docs/quality.md).
+    answers were shown to be as good (docs/quality-gpu.md).
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """"auto" is the first GPU that the process sees, or the CPU where there is none."""

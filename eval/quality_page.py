@@ -31,7 +31,8 @@ too, by Hopper's kernels or, on a CPU, by the references that define them. NVFP4
 
 Every outcome lies in `{folder}/`; `deepmesh eval --compare A.json B.json` sets two of them side by side.
 
-What drafts cost, strict and relaxed, is in [drafts.md](drafts.md).
+What drafts cost, strict and relaxed, is in [drafts.md](drafts.md). A CPU computed [quality.md](quality.md), and an
+H200 [quality-gpu.md](quality-gpu.md).
 """
 
 

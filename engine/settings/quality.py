@@ -7,13 +7,21 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Shown:
-    """A column of docs/quality.md. device: where it was computed. within_chance: whether neither a task, nor all of
-    them together, nor perplexity differs from the published weights by more than chance.
+    """A column of a page of quality.
+
+    device: where it was computed. base: the column that differs from it by this format alone. within_chance: whether
+    neither a task, nor all of them together, nor perplexity differs from the published weights in bfloat16 by more than
+    chance, other than those in which the base does too.
     """
 
     column: str
     device: str
+    base: str
     within_chance: bool
+
+    @property
+    def page(self) -> str:
+        return "docs/quality-gpu.md" if self.device == "cuda" else "docs/quality.md"
 
     @property
     def allows(self) -> bool:
@@ -21,15 +29,17 @@ class Shown:
         return self.device == "cuda" and self.within_chance
 
     def __str__(self) -> str:
-        return f"docs/quality.md has {self.column} computed on {'GPUs' if self.device == 'cuda' else 'a CPU'}"
+        where = "GPUs" if self.device == "cuda" else "a CPU"
+        return f"{self.page} has it, of {where}, {'within' if self.within_chance else 'beyond'} chance"
 
 
 # By setting and value. A format without a column is never chosen. tests/engine/settings/test_quality.py compares them
-# with the page.
+# with the pages.
 SHOWN: Mapping[tuple[str, str], Shown] = MappingProxyType(
     {
-        ("kv_dtype", "float8_e4m3fn"): Shown("FP8, FP8 KV", "cpu", within_chance=True),
-        ("weights", "fp8"): Shown("FP8", "cpu", within_chance=False),
-        ("weights", "w4a8"): Shown("W4A8 rounded", "cpu", within_chance=False),
+        ("kv_dtype", "float8_e4m3fn"): Shown("FP8, FP8 KV", "cuda", "FP8", within_chance=False),
+        ("prompt_attention_dtype", "float8_e4m3fn"): Shown("FP8, FP8 prompts", "cuda", "FP8", within_chance=True),
+        ("weights", "fp8"): Shown("FP8", "cuda", "bf16", within_chance=False),
+        ("weights", "w4a8"): Shown("W4A8 rounded", "cuda", "bf16", within_chance=False),
     }
 )

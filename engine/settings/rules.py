@@ -12,6 +12,7 @@ from engine.config import MOST_DRAFTS, EngineConfig
 from engine.memory.rank_memory import RankMemory, reckon
 from engine.memory.weight_bytes import KeptWeights
 from engine.model.config import ModelConfig
+from engine.model.quantization import Stored
 from engine.parallel.config import FEWEST_DIVIDED
 from engine.parallel.layout import Layout
 from engine.runner.graph_sizes import graph_sizes
@@ -22,6 +23,8 @@ from engine.settings.quality import Shown
 from mesh.domain.workers import WorkerRole
 from transfer.config import TransferConfig
 
+# What FP8 attention to prompts is made for: the major compute capability, and widths of a head: own, rotated, value.
+HOPPER, FP8_PROMPT_WIDTHS = 9, (128, 64, 128)
 # Prompt and answer of the load that docs/performance.md measures.
 REQUEST_TOKENS = 3500 + 1000
 # A rank is worth starting if its KV holds this many such requests.
@@ -85,7 +88,14 @@ def kv_dtype(at: Situation) -> Choice:
 
 
 def prompt_attention_dtype(at: Situation) -> Choice:
-    return _format(at, "prompt_attention_dtype", "FP8 attends 1.2 to 1.4 times as fast from 8,192 tokens on")
+    key, model = "prompt_attention_dtype", at.model
+    widths = (model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim)
+    made_for = model.quantization.linear is Stored.FP8 and widths == FP8_PROMPT_WIDTHS and model.indexer is None
+    if at.card.capability[0] != HOPPER or not made_for:
+        return Choice(key, "auto", "as published: FP8 attention is for FP8 models of DeepSeek-V3's widths on Hopper")
+    if at.layout.world > 1:
+        return Choice(key, "auto", "as published: FP8 attention was measured and compared on single GPUs alone")
+    return _format(at, key, "FP8 attends 1.2 to 1.4 times as fast from 8,192 tokens on")
 
 
 def _format(at: Situation, key: str, gain: str) -> Choice:
@@ -94,8 +104,8 @@ def _format(at: Situation, key: str, gain: str) -> Choice:
     if at.engine.exact:
         return Choice(key, "auto", "engine.exact keeps the published formats")
     if shown is not None and shown.allows:
-        return Choice(key, "float8_e4m3fn", f"{gain}, and {shown}, within chance")
-    return Choice(key, "auto", f"as published: {gain}, but {shown or 'docs/quality.md has no column of it'}")
+        return Choice(key, "float8_e4m3fn", f"{gain}, and {shown}")
+    return Choice(key, "auto", f"as published: {gain}, but {shown or 'no page of quality has it'}")
 
 
 def drafts(at: Situation) -> Choice:

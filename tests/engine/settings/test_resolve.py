@@ -6,7 +6,7 @@ import pytest
 
 from capacity.shapes import DEEPSEEK_V32
 from engine.config import EngineConfig
-from engine.model.config import parse_model_config
+from engine.model.config import ModelConfig, parse_model_config
 from engine.settings.choice import value_of
 from engine.settings.quality import SHOWN, Shown
 from engine.settings.rules import RULES
@@ -16,7 +16,7 @@ from mesh.errors import ConfigError
 from tests.support.situations import engine_of, model_of, reason, resolved
 
 PREFILL = WorkerRole.PREFILL
-SHOWN_ON_GPUS = {("kv_dtype", "float8_e4m3fn"): Shown("FP8, FP8 KV", "cuda", within_chance=True)}
+SHOWN_ON_GPUS = {("kv_dtype", "float8_e4m3fn"): Shown("FP8, FP8 KV", "cuda", "FP8", within_chance=True)}
 
 
 def test_r1_on_four_h200_gets_the_recipe_that_was_measured() -> None:
@@ -148,8 +148,22 @@ def test_a_format_is_chosen_once_gpus_have_shown_it() -> None:
     assert SHOWN.keys() >= SHOWN_ON_GPUS.keys()
     assert resolved().engine.kv_dtype == "auto"
     assert resolved(shown=SHOWN_ON_GPUS).engine.kv_dtype == "float8_e4m3fn"
-    worse = {("kv_dtype", "float8_e4m3fn"): Shown("FP8, FP8 KV", "cuda", within_chance=False)}
+    worse = {("kv_dtype", "float8_e4m3fn"): Shown("FP8, FP8 KV", "cuda", "FP8", within_chance=False)}
     assert resolved(shown=worse).engine.kv_dtype == "auto"
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "chosen"),
+    [
+        (model_of(num_hidden_layers=20), "h200", "float8_e4m3fn"),
+        (model_of(num_hidden_layers=20), "b200", "auto"),
+        (model_of("moonlight", "bf16"), "h200", "auto"),
+        (model_of("v32", "fp8", num_hidden_layers=8), "h200", "auto"),
+    ],
+)
+def test_prompts_attend_in_fp8_where_that_was_shown(model: ModelConfig, card: str, chosen: str) -> None:
+    assert resolved(engine_of(1), model=model, card=card).engine.prompt_attention_dtype == chosen
+    assert resolved(engine_of(1, exact=True), model=model, card=card).engine.prompt_attention_dtype == "auto"
 
 
 def test_exact_keeps_published_formats_whatever_was_shown() -> None:
@@ -160,7 +174,8 @@ def test_exact_keeps_published_formats_whatever_was_shown() -> None:
 
 def test_formats_that_stay_are_told_with_their_reason() -> None:
     told = {each.key: each.reason for each in resolved().told}
-    assert "computed on a CPU" in told["kv_dtype"] and "no column" in told["prompt_attention_dtype"]
+    assert "has it, of GPUs, beyond chance" in told["kv_dtype"]
+    assert "on single GPUs alone" in told["prompt_attention_dtype"]
     assert "max_requests" in told and "graph_rows" not in told
 
 
