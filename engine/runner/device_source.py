@@ -24,15 +24,14 @@ class DeviceSource:
         """mapped: memory whose pages can be written, although nothing here writes them. Raises OSError if CUDA cannot
         page-lock it.
         """
-        self._mapped = mapped
         self._address = mapped.ctypes.data
         self._stream = stream
-        self._locked: list[int] = []
-        self._status = driver.CUresult.CUDA_SUCCESS
-        self._regions = LockedRegions(len(mapped), self._lock, REGION_BYTES)
+        # They are given back when the last reference to the source goes, so they must not refer to it.
+        locks = _PageLocks(mapped)
+        self._regions = LockedRegions(len(mapped), locks.lock, REGION_BYTES)
         self._regions.lock(0)
-        if not self._locked:
-            raise OSError(f"CUDA cannot page-lock it ({self._status.name})")
+        if not locks.starts:
+            raise OSError(f"CUDA cannot page-lock it ({locks.status.name})")
 
     def stage(self, runs: Sequence[Run], staging: "DeviceSlot") -> "_Staging":
         target, error = staging.tensor.data_ptr(), None
@@ -46,13 +45,28 @@ class DeviceSource:
         staging.done.record(self._stream)
         return _Staging(staging, self, error)
 
-    def _lock(self, start: int, size_bytes: int) -> None:
-        (self._status,) = driver.cuMemHostRegister(self._address + start, size_bytes, 0)
-        if self._status == driver.CUresult.CUDA_SUCCESS:
-            self._locked.append(start)
+
+class _PageLocks:
+    """Parts of some memory that CUDA has page-locked. Neither ends before the other.
+
+    Attributes:
+        starts: of these parts.
+        status: of the last call.
+    """
+
+    def __init__(self, mapped: Bytes) -> None:
+        self._mapped = mapped
+        self._address = mapped.ctypes.data
+        self.starts: list[int] = []
+        self.status = driver.CUresult.CUDA_SUCCESS
+
+    def lock(self, start: int, size_bytes: int) -> None:
+        (self.status,) = driver.cuMemHostRegister(self._address + start, size_bytes, 0)
+        if self.status == driver.CUresult.CUDA_SUCCESS:
+            self.starts.append(start)
 
     def __del__(self) -> None:
-        for start in getattr(self, "_locked", ()):
+        for start in self.starts:
             driver.cuMemHostUnregister(self._address + start)
 
 
