@@ -103,6 +103,13 @@ check-lowest: .venv/installed-dev dist
 chart-schema: .venv/installed-dev
 	$(BIN)/python deploy/helm/schema.py
 
+# Runs the tests that need one GPU: many side by side, then those that want its whole memory. On an H200 with 16 cores the first take
+# three minutes.
+ALONE_ON_A_GPU := tests/engine/memory tests/engine/runner/test_device_memory.py
+check-gpu: .venv/installed-dev
+	$(BIN)/python -m pytest -m "gpu and not multi_gpu" --numprocesses 8 $(addprefix --ignore=,$(ALONE_ON_A_GPU))
+	$(BIN)/python -m pytest -m "gpu and not multi_gpu" -o timeout=0 $(ALONE_ON_A_GPU)
+
 # Runs the tests marked check("NAME"), which take too long for `make test`.
 check-%: .venv/installed-dev
 	$(BIN)/python -m pytest --check=$* -o timeout=0
