@@ -8,7 +8,7 @@ import torch
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.attended import Attended
-from kernels.mla_decode.parts import CUDA, divide_work
+from kernels.mla_decode.parts import CUDA, DividedWork, divide_work
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
@@ -36,13 +36,17 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
         return Attended(out)
     divided = divide_work(plan, heads, out, BLOCK_TOKENS)
     name = "decode_single" if divided.row_tiles % 2 else "decode_pair"
-    arguments = Arguments(
+    divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments(query, pool, divided, scale))
+    return Attended(out, divided.pieces)
+
+
+def arguments(query: torch.Tensor, pool: torch.Tensor, divided: DividedWork, scale: float) -> ctypes.Structure:
+    """`Arguments` of the source, for what the kernel takes."""
+    return Arguments(
         pool_boxes=_boxes(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS),
-        query_boxes=_boxes(query.data_ptr(), tokens * heads), work=divided.work, pool=pool.data_ptr(),
+        query_boxes=_boxes(query.data_ptr(), query.shape[0] * query.shape[1]), work=divided.work, pool=pool.data_ptr(),
         query=query.data_ptr(), scale_log2=scale * math.log2(math.e),
     )  # fmt: skip
-    divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
-    return Attended(out, divided.pieces)
 
 
 def _boxes(address: int, rows: int) -> ctypes.Array[ctypes.c_uint64]:

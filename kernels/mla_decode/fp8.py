@@ -8,7 +8,7 @@ import torch
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.attended import Attended
-from kernels.mla_decode.parts import CUDA, HEADS, divide_work
+from kernels.mla_decode.parts import CUDA, HEADS, DividedWork, divide_work
 from kernels.mla_decode.plan import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
@@ -36,14 +36,21 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
     if not tokens:
         return Attended(out)
     divided = divide_work(plan, heads, out, BLOCK_TOKENS)
-    latents, keys = _pool_boxes(pool.data_ptr(), pool.shape[0])
-    arguments = Arguments(
-        latents=latents, keys=keys, queries=_query_boxes(query.data_ptr(), tokens * heads), work=divided.work,
-        pool=pool.data_ptr(), scale_log2=scale * math.log2(math.e), kv_scale=kv_scale,
-    )  # fmt: skip
     name = "decode_single" if divided.row_tiles % 2 else "decode_pair"
-    divided.attend(load_kernel(SOURCE, name, device.index or 0), THREADS, arguments)
+    kernel = load_kernel(SOURCE, name, device.index or 0)
+    divided.attend(kernel, THREADS, arguments(query, pool, divided, scale, kv_scale))
     return Attended(out, divided.pieces)
+
+
+def arguments(
+    query: torch.Tensor, pool: torch.Tensor, divided: DividedWork, scale: float, kv_scale: float
+) -> ctypes.Structure:
+    """`Arguments` of the source, for what the kernel takes."""
+    latents, keys = _pool_boxes(pool.data_ptr(), pool.shape[0])
+    return Arguments(
+        latents=latents, keys=keys, queries=_query_boxes(query.data_ptr(), query.shape[0] * query.shape[1]),
+        work=divided.work, pool=pool.data_ptr(), scale_log2=scale * math.log2(math.e), kv_scale=kv_scale,
+    )  # fmt: skip
 
 
 def _pool_boxes(pool: int, blocks: int) -> tuple[ctypes.Array[ctypes.c_uint64], ctypes.Array[ctypes.c_uint64]]:

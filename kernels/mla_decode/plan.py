@@ -14,6 +14,8 @@ class Schedule:
 
     metadata: Any = None
     splits: Any = None
+    # The plan of attention to selected tokens, by how many a query selects at most.
+    selected: dict[int, "DecodePlan"] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

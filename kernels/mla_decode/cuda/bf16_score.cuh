@@ -37,7 +37,9 @@ __device__ __forceinline__ void multiply_chunk(
   }
 }
 
-// Issues S = Q K^T for one block as it arrives, and does not wait. `ready`: the block's first pair has arrived.
+// Issues S = Q K^T for one block as it arrives, and does not wait. `ready`: the block's first pair has arrived. GATHERED: threads
+// have copied the block, whose writes the tensor cores see only after a fence.
+template <bool GATHERED>
 __device__ __forceinline__ void score(
     float (&scores)[32], Shared& shared, const Query& query, const RingPosition& ring, bool ready) {
 #pragma unroll
@@ -45,11 +47,13 @@ __device__ __forceinline__ void score(
     int slot = ring.slot_of(i);
     u64 latents = descriptor<1>(shared_address(shared.latents[slot]));
     if (i > 0 || !ready) wait(&shared.full[slot], ring.phase_of(i));
+    if (GATHERED) fence_async_proxy();
     wgmma_fence();
     multiply_chunk(scores, shared, query, 2 * pair_at(i), latents, i == 0);
     multiply_chunk(scores, shared, query, 2 * pair_at(i) + 1, latents + CHUNK_BYTES / 16, false);
   }
   wait(&shared.key_full, ring.count & 1);
+  if (GATHERED) fence_async_proxy();
   wgmma_fence();
   multiply_chunk(scores, shared, query, CHUNKS - 1, descriptor<1>(shared_address(shared.key)), false);
   wgmma_commit();

@@ -1,0 +1,249 @@
+// The lightning indexer's scores over a paged pool of e4m3 keys, products in FP8, for Hopper (sm_90a).
+//
+// Work. A unit is a block of 64 keys for up to 4 queries of a row. Units are numbered row by row, in a row by queries and then by
+// blocks. CTAs, two on a multiprocessor, take equal shares of these numbers, so contexts of any lengths balance.
+//
+// Roles in a CTA: one warp copies blocks and queries. Two warpgroups take every other unit each. Keys are the rows of a product
+// and its first operand, in registers: so a stage is free once they are loaded, shared memory is read for queries alone, and a
+// key's 64 heads are in four threads, which add them up without shared memory. While one warpgroup adds, others have the tensor
+// cores.
+//
+// Bytes: 132 a key, once for decode; 4 a score. FLOPs: 2 * 64 * 128 for each key and query, at least 128 cycles a block and
+// query, when a multiprocessor's share of memory's bandwidth brings a block in 466. Sums of 128 products are the tensor cores'
+// own, as in the published kernels; those of 64 heads are in float32.
+
+#include "../../cuda/hopper.cuh"
+
+constexpr int HEADS = 64, WIDTH = 128, BLOCK = 64, TOGETHER = 4, STAGES = 8;
+// A block of the pool: its keys, then their scales. As rows of 128 bytes.
+constexpr int KEY_BYTES = BLOCK * WIDTH, SCALES_BYTES = BLOCK * 4, BLOCK_BYTES = KEY_BYTES + SCALES_BYTES, BLOCK_ROWS = BLOCK_BYTES / WIDTH;
+constexpr int QUERY_BYTES = HEADS * WIDTH, WEIGHT_BYTES = HEADS * 4;
+constexpr int SCORERS = 2, SCORE_THREADS = SCORERS * 128, THREADS = SCORE_THREADS + 32, CTAS = 2;
+
+// Keys and queries are 64 rows of 128 bytes, swizzled.
+struct Shared {
+  u8 queries[TOGETHER][QUERY_BYTES];
+  u8 keys[STAGES][KEY_BYTES];
+  float scales[STAGES][BLOCK];
+  float weights[TOGETHER][HEADS];
+  u64 query_full;
+  u64 query_empty;
+  u64 full[STAGES];
+  u64 empty[STAGES];
+};
+
+struct Arguments {
+  // Boxes of 64 rows of 128 bytes in the pool and in the queries.
+  TensorMap pool_boxes, query_boxes;
+  const u8* pool;
+  // [rows * query_tokens, heads]
+  const float* weights;
+  const int* block_table;
+  const int* lengths;
+  // [rows * query_tokens, out_width]
+  float* out;
+  int rows, table_stride, query_tokens, out_width;
+
+  __device__ __forceinline__ int blocks_of(int row) const { return row < rows ? (lengths[row] + BLOCK - 1) / BLOCK : 0; }
+  __device__ __forceinline__ int groups() const { return (query_tokens + TOGETHER - 1) / TOGETHER; }
+};
+
+// Consecutive blocks of a row, for the queries of one group.
+struct Piece {
+  int row, group, first, last;
+
+  __device__ __forceinline__ long long query(const Arguments& given) const {
+    return (long long)row * given.query_tokens + group * TOGETHER;
+  }
+  __device__ __forceinline__ int queries(const Arguments& given) const { return min(given.query_tokens - group * TOGETHER, TOGETHER); }
+};
+
+// One warp: iterates over the pieces of this CTA's share of the units.
+struct Walk {
+  const Arguments& given;
+  int row = 0, group = 0, block = 0, blocks = 0, left = 0;
+
+  __device__ __forceinline__ explicit Walk(const Arguments& given) : given(given) {
+    int lane = threadIdx.x % 32;
+    long long total = 0;
+    for (int first = 0; first < given.rows; first += 32) total += __reduce_add_sync(~0u, given.blocks_of(first + lane));
+    total *= given.groups();
+    long long begin = total * blockIdx.x / gridDim.x, before = 0;
+    left = total * (blockIdx.x + 1) / gridDim.x - begin;
+    if (!left) return;
+    for (int first = 0;; first += 32) {
+      int own = given.blocks_of(first + lane), sum = own;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        int other = __shfl_up_sync(~0u, sum, step);
+        if (lane >= step) sum += other;
+      }
+      u32 after = __ballot_sync(~0u, before + (long long)sum * given.groups() > begin);
+      if (!after) {
+        before += (long long)__shfl_sync(~0u, sum, 31) * given.groups();
+        continue;
+      }
+      int found = __ffs(after) - 1;
+      row = first + found;
+      blocks = __shfl_sync(~0u, own, found);
+      int unit = begin - before - (long long)(__shfl_sync(~0u, sum, found) - blocks) * given.groups();
+      group = unit / blocks;
+      block = unit % blocks;
+      return;
+    }
+  }
+  __device__ __forceinline__ bool next(Piece& piece) {
+    if (!left) return false;
+    piece = {row, group, block, min(block + left, blocks)};
+    left -= piece.last - piece.first;
+    block = 0;
+    if (++group < given.groups()) return true;
+    group = 0;
+    blocks = given.blocks_of(++row);
+    return true;
+  }
+};
+
+__device__ __forceinline__ void copy_queries(Shared& shared, const Arguments& given, const Piece& piece) {
+  int queries = piece.queries(given);
+  long long first = piece.query(given);
+  arrive_and_expect(&shared.query_full, queries * (QUERY_BYTES + WEIGHT_BYTES));
+  for (int i = 0; i < queries; i++) {
+    copy_box(shared.queries[i], given.query_boxes, 0, (first + i) * HEADS, &shared.query_full);
+    copy_run(shared.weights[i], given.weights + (first + i) * HEADS, WEIGHT_BYTES, &shared.query_full);
+  }
+}
+
+__device__ __forceinline__ void copy_block(Shared& shared, const Arguments& given, int unit, int block) {
+  int stage = unit % STAGES;
+  wait(&shared.empty[stage], (unit / STAGES & 1) ^ 1);
+  arrive_and_expect(&shared.full[stage], BLOCK_BYTES);
+  copy_box(shared.keys[stage], given.pool_boxes, 0, block * BLOCK_ROWS, &shared.full[stage]);
+  copy_run(shared.scales[stage], given.pool + (long long)block * BLOCK_BYTES + KEY_BYTES, SCALES_BYTES, &shared.full[stage]);
+}
+
+// One warp: copies the queries and blocks of all pieces. A lane looks up every 32nd block, 32 of them ahead.
+__device__ __forceinline__ void produce(Shared& shared, const Arguments& given) {
+  int lane = threadIdx.x % 32, unit = 0, pieces = 0;
+  Walk walk(given);
+  Piece piece;
+  while (walk.next(piece)) {
+    const int* stored = given.block_table + (long long)piece.row * given.table_stride;
+    int next = stored[min(piece.first + lane, piece.last - 1)];
+    if (lane == 0) {
+      wait(&shared.query_empty, (pieces & 1) ^ 1);
+      copy_queries(shared, given, piece);
+    }
+    pieces++;
+    for (int first = piece.first; first < piece.last; first += 32) {
+      int own = next;
+      next = stored[min(first + 32 + lane, piece.last - 1)];
+      for (int i = 0; i < min(piece.last - first, 32); i++, unit++) {
+        int block = __shfl_sync(~0u, own, i);
+        if (lane == 0) copy_block(shared, given, unit, block);
+      }
+      __syncwarp();
+    }
+  }
+}
+
+// A first operand: 64 keys by 32 values.
+using Keys = u32[WIDTH / 32][4];
+
+__device__ __forceinline__ void load_keys(Keys& keys, const u8* stage) {
+  int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+  u32 base = shared_address(stage) + row * 128;
+#pragma unroll
+  for (int step = 0; step < WIDTH / 32; step++)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(keys[step][0]), "=r"(keys[step][1]), "=r"(keys[step][2]), "=r"(keys[step][3])
+                 : "r"(base + ((step * 2 + lane / 16) ^ (row & 7)) * 16) : "memory");
+}
+
+// The products of 64 keys and a query's 64 heads. The thread has two keys, 8 apart, and two heads of each 8.
+__device__ __forceinline__ void multiply_heads(float (&products)[32], const Keys& keys, const u8* query) {
+  u64 heads = descriptor<1>(shared_address(query));
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < WIDTH / 32; step++) multiply(products, keys[step], heads + step * 2, step > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
+  pin(products);
+}
+
+// The weighted sum over heads, for the first of the thread's keys in even threads and for the second in odd ones.
+__device__ __forceinline__ float add_heads(const float (&products)[32], const float* weights) {
+  const float2* own = reinterpret_cast<const float2*>(weights) + threadIdx.x % 4;
+  float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    float2 weight = own[i * 4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      sum[half] = fmaf(fmaxf(products[i * 4 + half * 2], 0.0f), weight.x, sum[half]);
+      sum[half] = fmaf(fmaxf(products[i * 4 + half * 2 + 1], 0.0f), weight.y, sum[half]);
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+  }
+  return threadIdx.x % 2 ? sum[1] : sum[0];
+}
+
+// A warpgroup: scores every other unit of this CTA. Scores after a row's last token are written and mean nothing.
+__device__ __forceinline__ void score(Shared& shared, const Arguments& given, int scorer) {
+  int lane = threadIdx.x % 32, pair = lane % 4, key = threadIdx.x / 32 % 4 * 16 + lane / 4 + pair % 2 * 8;
+  int units = 0, pieces = 0;
+  Walk walk(given);
+  Piece piece;
+  while (walk.next(piece)) {
+    int queries = piece.queries(given);
+    float* out = given.out + piece.query(given) * given.out_width + key;
+    wait(&shared.query_full, pieces++ & 1);
+#pragma unroll 1
+    for (int block = piece.first + ((units ^ scorer) & 1); block < piece.last; block += SCORERS) {
+      int unit = units + block - piece.first, stage = unit % STAGES;
+      wait(&shared.full[stage], unit / STAGES & 1);
+      Keys keys;
+      load_keys(keys, shared.keys[stage]);
+      float scale = shared.scales[stage][key];
+      __syncwarp();
+      if (lane == 0) arrive(&shared.empty[stage]);
+#pragma unroll 1
+      for (int i = 0; i < queries; i++) {
+        float products[32];
+        multiply_heads(products, keys, shared.queries[i]);
+        float sum = add_heads(products, shared.weights[i]);
+        if (pair < 2) out[(long long)i * given.out_width + block * BLOCK] = sum * scale;
+      }
+    }
+    units += piece.last - piece.first;
+    __syncwarp();
+    if (lane == 0) arrive(&shared.query_empty);
+  }
+}
+
+extern "C" __device__ int index_scores_shared_bytes = sizeof(Shared);
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) index_scores(const __grid_constant__ Arguments given) {
+  extern __shared__ __align__(1024) u8 memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    prefetch_map(given.pool_boxes);
+    prefetch_map(given.query_boxes);
+    init_barrier(&shared.query_full, 1);
+    init_barrier(&shared.query_empty, SCORE_THREADS / 32);
+    for (int stage = 0; stage < STAGES; stage++) {
+      init_barrier(&shared.full[stage], 1);
+      init_barrier(&shared.empty[stage], 4);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  wait_for_earlier();
+  start_next();
+  if (threadIdx.x < SCORE_THREADS) score(shared, given, __shfl_sync(~0u, (int)threadIdx.x / 128, 0));
+  else produce(shared, given);
+}
