@@ -1,0 +1,34 @@
+"""The choice of the highest scores on Hopper, a cluster of CTAs a query: `cuda/choice.cu`."""
+
+from pathlib import Path
+
+import torch
+
+from kernels.hopper import processors
+from kernels.nvrtc import load_kernel
+from kernels.structures import structure
+
+SOURCE = Path(__file__).parent / "cuda" / "choice.cu"
+Arguments = structure(SOURCE, "Arguments")
+# Scores of a CTA for which it has room in shared memory.
+THREADS, HELD, MOST_CTAS = 1024, 16384, 8
+
+
+def top_tokens(scores: torch.Tensor, seen: torch.Tensor, count: int) -> torch.Tensor:
+    (queries, width), device = scores.shape, scores.device
+    out = torch.empty(queries, count, dtype=torch.int32, device=device)
+    if queries:
+        arguments = Arguments(
+            scores=scores.data_ptr(), seen=seen.data_ptr(), out=out.data_ptr(), width=width, count=count
+        )
+        kernel, ctas = load_kernel(SOURCE, "choose", device.index or 0), _ctas(queries, width, processors(device))
+        kernel.launch((queries * ctas, 1, 1), THREADS, arguments, cluster=ctas, dependent=True)
+    return out
+
+
+def _ctas(queries: int, width: int, processors: int) -> int:
+    """CTAs of a query: as many as have room for its scores, and more if that leaves multiprocessors idle."""
+    ctas = 1
+    while ctas < MOST_CTAS and width > ctas * THREADS and (ctas * HELD < width or 2 * ctas * queries <= processors):
+        ctas *= 2
+    return ctas
