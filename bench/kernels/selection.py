@@ -2,48 +2,66 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 
 import torch
 
 from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, WIDTH
 from bench.kernels.inputs import random_bfloat16, random_rotations
 from bench.kernels.timing import Case
-from kernels.index_keys import SCALE_BYTES, make_queries, pool_shape, write_keys
-from kernels.index_scores import index_scores
+from kernels.index_keys import EPSILON, SCALE_BYTES, make_queries, pool_shape, write_keys
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode import DecodePlan, plan_decode
-from kernels.mla_selected import mla_selected
 from kernels.top_tokens import top_tokens
 
 INDEX_HEADS, INDEX_WIDTH, TOP_K = 64, 128, 2048
 KEY_BYTES = INDEX_WIDTH + SCALE_BYTES
 SCALE = (NOPE + ROPE) ** -0.5
 E4M3 = torch.float8_e4m3fn
-PROVIDER = "deepmesh, Triton"
+# By provider, the modules of the four operations.
+OPERATIONS = "index_keys", "index_scores", "top_tokens", "mla_selected"
+PROVIDERS = {"deepmesh, Triton": ("triton",) * 4, "deepmesh, CUDA": ("rows", "warpgroups", "clusters", "gathered")}
 # Requests, their context, and the queries of each: tokens that decode, with drafts, and a part of a prompt.
 SHAPES = ((64, 3500, 1), (64, 32768, 1), (64, 32768, 3), (8, 131072, 1), (1, 32768, 2048), (1, 131072, 512))
 
 
 def cases() -> Iterable[Case]:
     for requests, context, queries in SHAPES:
-        shape, rows = f"{requests} x {context}, {queries} queries", requests * queries
+        for provider, modules in PROVIDERS.items():
+            names = (f"kernels.{operation}.{module}" for operation, module in zip(OPERATIONS, modules, strict=True))
+            yield from _of_shape(requests, context, queries, provider, *map(import_module, names))
+
+
+def _of_shape(
+    requests: int,
+    context: int,
+    queries: int,
+    provider: str,
+    index: ModuleType,
+    scores: ModuleType,
+    choice: ModuleType,
+    attention: ModuleType,
+) -> Iterable[Case]:
+    shape, rows = f"{requests} x {context}, {queries} queries", requests * queries
+    yield Case(
+        f"index queries and keys, {rows} tokens", provider, partial(_make_index, index, rows),
+        size_bytes=rows * (INDEX_HEADS + 1) * (2 * INDEX_WIDTH + KEY_BYTES),
+    )  # fmt: skip
+    pairs = rows * context
+    yield Case(
+        f"index scores {shape}", provider, partial(_score, scores, requests, context, queries),
+        size_bytes=requests * context * KEY_BYTES + 4 * pairs, flops=2.0 * pairs * INDEX_HEADS * INDEX_WIDTH,
+        fp8=True,
+    )  # fmt: skip
+    yield Case(f"top {TOP_K} of {shape}", provider, partial(_choose, choice, rows, context), size_bytes=4 * pairs)
+    for dtype in (torch.bfloat16, E4M3):
         yield Case(
-            f"index queries and keys, {rows} tokens", PROVIDER, partial(_make_index, rows),
-            size_bytes=rows * (INDEX_HEADS + 1) * (2 * INDEX_WIDTH + KEY_BYTES),
+            f"attention {shape}, {str(dtype)[6:]}", provider,
+            partial(_attend, attention, dtype, requests, context, queries),
+            size_bytes=rows * min(context, TOP_K) * WIDTH * dtype.itemsize,
+            flops=2.0 * rows * min(context, TOP_K) * HEADS * (WIDTH + LATENT), fp8=dtype == E4M3,
         )  # fmt: skip
-        pairs = rows * context
-        yield Case(
-            f"index scores {shape}", PROVIDER, partial(_score, requests, context, queries),
-            size_bytes=requests * context * KEY_BYTES + 4 * pairs, flops=2.0 * pairs * INDEX_HEADS * INDEX_WIDTH,
-            fp8=True,
-        )  # fmt: skip
-        yield Case(f"top {TOP_K} of {shape}", PROVIDER, partial(_choose, rows, context), size_bytes=4 * pairs)
-        for dtype in (torch.bfloat16, E4M3):
-            yield Case(
-                f"attention {shape}, {str(dtype)[6:]}", PROVIDER, partial(_attend, dtype, requests, context, queries),
-                size_bytes=rows * min(context, TOP_K) * WIDTH * dtype.itemsize,
-                flops=2.0 * rows * min(context, TOP_K) * HEADS * (WIDTH + LATENT),
-            )  # fmt: skip
 
 
 def _plan(requests: int, context: int, queries: int) -> DecodePlan:
@@ -65,7 +83,7 @@ def _write(pool: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor) -> None:
     write_keys(keys, norm, torch.zeros_like(norm), random_rotations(len(keys), ROPE), slots, pool, interleaved=False)
 
 
-def _make_index(tokens: int) -> Callable[[], object]:
+def _make_index(index: ModuleType, tokens: int) -> Callable[[], object]:
     pool, slots = _pool(-(-tokens // BLOCK_TOKENS)), torch.randperm(tokens, device="cuda")
     keys, queries = random_bfloat16(tokens, INDEX_WIDTH), random_bfloat16(tokens, INDEX_HEADS, INDEX_WIDTH)
     weights, turns = torch.randn(tokens, INDEX_HEADS, device="cuda"), random_rotations(tokens, ROPE)
@@ -73,30 +91,39 @@ def _make_index(tokens: int) -> Callable[[], object]:
     bias = torch.zeros_like(norm)
 
     def call() -> object:
-        write_keys(keys, norm, bias, turns, slots, pool, interleaved=False)
-        return make_queries(queries, weights, turns, pool, interleaved=False)
+        index.write_keys(keys, norm, bias, EPSILON, turns, slots, pool, False)
+        made: object = index.make_queries(queries, weights, turns, True, False)
+        return made
 
     return call
 
 
-def _score(requests: int, context: int, queries: int) -> Callable[[], object]:
+def _score(scores: ModuleType, requests: int, context: int, queries: int) -> Callable[[], object]:
     plan = _plan(requests, context, queries)
     pool, rows = _pool(plan.block_table.numel()), requests * queries
     weights, turns = torch.randn(rows, INDEX_HEADS, device="cuda"), random_rotations(rows, ROPE)
     made = make_queries(random_bfloat16(rows, INDEX_HEADS, INDEX_WIDTH), weights, turns, pool, interleaved=False)
-    return lambda: index_scores(made, pool, plan)
+
+    def call() -> object:
+        out = torch.empty(rows, BLOCK_TOKENS * plan.block_table.shape[1], device="cuda")
+        scores.index_scores(made, pool, plan, out)
+        return out
+
+    return call
 
 
-def _choose(rows: int, context: int) -> Callable[[], object]:
+def _choose(choice: ModuleType, rows: int, context: int) -> Callable[[], object]:
     scores = torch.randn(rows, context, device="cuda")
     seen = torch.full((rows,), context, dtype=torch.int32, device="cuda")
-    return lambda: top_tokens(scores, seen, TOP_K)
+    return lambda: choice.top_tokens(scores, seen, TOP_K)
 
 
-def _attend(dtype: torch.dtype, requests: int, context: int, queries: int) -> Callable[[], object]:
+def _attend(
+    attention: ModuleType, dtype: torch.dtype, requests: int, context: int, queries: int
+) -> Callable[[], object]:
     plan = _plan(requests, context, queries)
     pool = random_bfloat16(plan.block_table.numel(), BLOCK_TOKENS, WIDTH).to(dtype)
     query, rows = random_bfloat16(requests * queries, HEADS, WIDTH), requests * queries
     seen = torch.full((rows,), context, dtype=torch.int32, device="cuda")
     tokens = top_tokens(torch.randn(rows, context, device="cuda"), seen, TOP_K)
-    return lambda: mla_selected(query, pool, plan, tokens, value_width=LATENT, scale=SCALE)
+    return lambda: attention.mla_selected(query, pool, plan, tokens, LATENT, SCALE, 1.0)

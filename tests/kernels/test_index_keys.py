@@ -1,5 +1,6 @@
 import math
 from collections.abc import Iterator
+from importlib import import_module
 from types import ModuleType
 
 import pytest
@@ -117,7 +118,7 @@ def test_keys_move_between_pools_bit_for_bit(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_kernels_round_as_the_definition_does(dtype: torch.dtype, interleaved: bool) -> None:
+def test_triton_rounds_as_the_definition_does(dtype: torch.dtype, interleaved: bool) -> None:
     projected, slots = torch.randn(TOKENS, WIDTH).bfloat16(), torch.randperm(BLOCKS * BLOCK_TOKENS)[:TOKENS]
     weight, bias, pools = torch.randn(WIDTH), torch.randn(WIDTH), [empty_pool(dtype) for _ in BACKENDS]
     for backend, pool in zip(BACKENDS, pools, strict=True):
@@ -130,3 +131,25 @@ def test_the_kernels_round_as_the_definition_does(dtype: torch.dtype, interleave
     for defined, found in pairs:
         assert (found - defined).norm() <= error * defined.norm()
     assert torch.equal(made[0].weights, made[1].weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("heads", [64, 3])
+@pytest.mark.parametrize("pairs", [32, 4, 64])
+def test_warps_round_as_the_definition_does(pairs: int, heads: int, interleaved: bool) -> None:
+    rows, turns = import_module("kernels.index_keys.rows"), rotation_table(frequencies(2 * pairs, 100.0), TOKENS)
+    keys, queries = torch.randn(TOKENS, 128).bfloat16(), torch.randn(TOKENS, heads, 128).bfloat16()
+    weight, bias, weights = torch.randn(128), torch.randn(128), torch.randn(TOKENS, heads)
+    slots = torch.randperm(BLOCKS * BLOCK_TOKENS)[:TOKENS]
+    shape, stored = pool_shape(128, torch.float8_e4m3fn)
+    pools = [torch.full((BLOCKS, *shape), 255, dtype=stored) for _ in range(2)]
+    for backend, pool in zip((reference, rows), pools, strict=True):
+        backend.write_keys(keys, weight, bias, 1e-6, turns, slots, pool, interleaved)
+    made = [each.make_queries(queries, weights, turns, True, interleaved) for each in (reference, rows)]
+    found, defined = (read_keys(pool, slots) for pool in reversed(pools))
+    assert (found - defined).norm() <= 4e-3 * defined.norm()
+    others = torch.ones(BLOCKS * BLOCK_TOKENS, dtype=torch.bool).index_fill_(0, slots, False).nonzero().flatten()
+    assert (copy_out(pools[1], others).view(torch.uint8) == 255).all()
+    assert (made[1].values.float() - made[0].values.float()).norm() <= 4e-3 * made[0].values.float().norm()
+    assert torch.equal(made[1].weights, made[0].weights)

@@ -1,6 +1,7 @@
 """The choice of the highest scores: its definition, and Triton's kernel, interpreted where there is no GPU."""
 
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 import torch
@@ -76,8 +77,20 @@ def test_no_queries_have_no_tokens(device: torch.device) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", [2048, 2049, 16384, 163840])
-@pytest.mark.parametrize("kind", ["random", "few values", "zeros"])
-def test_two_thousand_are_chosen_of_long_contexts(kind: str, width: int, device: torch.device) -> None:
+@pytest.mark.parametrize("kind", ["random", "few values", "zeros", "equal"])
+@pytest.mark.parametrize("module", ["triton", "clusters"])
+def test_two_thousand_are_chosen_of_long_contexts(kind: str, width: int, module: str, device: torch.device) -> None:
+    chooser: Chooser = import_module(f"kernels.top_tokens.{module}").top_tokens
     seen = torch.tensor([width, width - 1, 2048, 2047, 1], dtype=torch.int32, device=device)
     scores = drawn(kind, len(seen), width).to(device)
-    assert torch.equal(top_tokens(scores, seen, 2048), reference.top_tokens(scores, seen, 2048))
+    assert torch.equal(chooser(scores, seen, 2048), reference.top_tokens(scores, seen, 2048))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("queries", [1, 70, 300])
+@pytest.mark.parametrize("kind", ["random", "zeros", "large"])
+def test_clusters_choose_any_number_of_any_row(queries: int, kind: str, device: torch.device) -> None:
+    chooser: Chooser = import_module("kernels.top_tokens.clusters").top_tokens
+    scores, seen = drawn(kind, queries, 5003).to(device), torch.randint(1, 5004, (queries,), device=device).int()
+    for count in (1, 40, 512):
+        assert torch.equal(chooser(scores, seen, count), reference.top_tokens(scores, seen, count))

@@ -77,6 +77,7 @@ __device__ __forceinline__ void gather(Shared& shared, const SelectedArguments& 
       places.prefetch_next(given.attention.pool);
     }
   }
+  finish_copies();
 }
 
 extern "C" __device__ int selected_shared_bytes = sizeof(Shared);

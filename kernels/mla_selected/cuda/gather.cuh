@@ -28,6 +28,9 @@ __device__ __forceinline__ void arrive_when_copied(u64* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// Before a thread ends: waits for all that it has copied.
+__device__ __forceinline__ void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Where the latents of a block's 64 selected tokens lie in the pool. A lane knows those of tokens `lane` and `lane + 32`. The
 // look-ups of the next two blocks are under way while a block is copied. Tokens after the last selected one stand for it: their
 // probabilities are zero.
