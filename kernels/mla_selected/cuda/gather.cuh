@@ -38,7 +38,7 @@ template <int ROW_BYTES>
 struct Places {
   const int *tokens, *blocks;
   int last, first;
-  // Of the next block but one: positions. Of the next one: places in the pool, in units of 16 bytes.
+  // Positions of the next block but one; places of the next block in the pool, in units of 16 bytes.
   int position[2];
   u32 next[2];
 
