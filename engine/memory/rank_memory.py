@@ -27,6 +27,9 @@ HIDDEN_STATES, DRAFT_HIDDEN_STATES = 8, 6
 DRAW_BYTES = BF16 + 4 * FLOAT32
 # What two groups of a rank need to exchange tensors with another rank on a GPU (kernels.peer_exchange.region).
 EXCHANGE_BYTES = 2 * 27_262_976
+# What attention to selected tokens holds: results of queries that several multiprocessors share, with 128 heads, and of
+# each query how the work is divided (kernels.mla_decode.parts).
+PIECES_BYTES, DIVISION_BYTES = 18 << 20, 64
 # Share of what is left that the KV pool takes.
 POOL_SHARE = 0.95
 
@@ -158,15 +161,16 @@ def _step_bytes(model: ModelConfig, engine: EngineConfig, layout: Layout) -> int
 
 
 def _index_bytes(model: ModelConfig, tokens: int, most_scores: int | None = None) -> int:
-    """Scores of all that queries may see, perhaps in parts of `most_scores`, and queries of indexers with what their
-    quantization holds.
+    """Scores of all that queries may see, perhaps in parts of `most_scores`, queries of indexers with what their
+    quantization holds, and what attention to the selected tokens holds.
     """
     if model.indexer is None:
         return 0
     scores = tokens * model.max_position_embeddings
     if most_scores is not None:
         scores = min(scores, max(most_scores, model.max_position_embeddings))
-    return FLOAT32 * (scores + tokens * (3 * model.indexer.heads * model.indexer.width + model.indexer.top_k))
+    queries = FLOAT32 * (3 * model.indexer.heads * model.indexer.width + model.indexer.top_k)
+    return PIECES_BYTES + FLOAT32 * scores + tokens * (queries + DIVISION_BYTES)
 
 
 def _graph_bytes(model: ModelConfig, engine: EngineConfig, layout: Layout) -> int:

@@ -53,7 +53,8 @@ def write_keys(
     assert weight.shape == bias.shape == (width,) and projected.is_contiguous() and pool.is_contiguous()
     assert rotations.is_contiguous() and width & (width - 1) == 0
     assert pool.shape[1:] == pool_shape(width, _kept(pool))[0]
-    _backend(projected).write_keys(projected, weight, bias, EPSILON, rotations, slots, pool, interleaved)
+    backend = _backend(projected, rotations, pool.dtype == torch.uint8)
+    backend.write_keys(projected, weight, bias, EPSILON, rotations, slots, pool, interleaved)
 
 
 def make_queries(
@@ -66,9 +67,9 @@ def make_queries(
     """
     assert weights.shape == projected.shape[:2] and weights.dtype == torch.float32
     assert projected.is_contiguous() and weights.is_contiguous() and rotations.is_contiguous()
-    queries: IndexQueries = _backend(projected).make_queries(
-        projected, weights, rotations, pool.dtype == torch.uint8, interleaved
-    )
+    quantized = pool.dtype == torch.uint8
+    backend = _backend(projected, rotations, quantized)
+    queries: IndexQueries = backend.make_queries(projected, weights, rotations, quantized, interleaved)
     return queries
 
 
@@ -91,10 +92,10 @@ def _kept(pool: torch.Tensor) -> torch.dtype:
     return torch.float8_e4m3fn if pool.dtype == torch.uint8 else pool.dtype
 
 
-def _backend(x: torch.Tensor) -> ModuleType:
-    if x.is_cuda:
-        # Imported here: a machine without a GPU may lack Triton.
-        from kernels.index_keys import triton
+def _backend(projected: torch.Tensor, rotations: torch.Tensor, quantized: bool) -> ModuleType:
+    if not projected.is_cuda:
+        return reference
+    # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+    from kernels.index_keys import rows, triton
 
-        return triton
-    return reference
+    return rows if rows.takes(projected, rotations, quantized) else triton

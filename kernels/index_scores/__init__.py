@@ -28,10 +28,11 @@ def index_scores(queries: IndexQueries, pool: torch.Tensor, plan: DecodePlan) ->
         tokens, BLOCK_TOKENS * plan.block_table.shape[1], dtype=torch.float32, device=queries.values.device
     )
     if queries.values.is_cuda:
-        # Imported here: a machine without a GPU may lack Triton.
-        from kernels.index_scores import triton
+        # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+        from kernels.index_scores import triton, warpgroups
 
-        triton.index_scores(queries, pool, plan, scores)
+        form = warpgroups if warpgroups.takes(queries, pool) else triton
+        form.index_scores(queries, pool, plan, scores)
     else:
         reference.index_scores(queries, pool, plan, scores)
     return scores

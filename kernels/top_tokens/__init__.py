@@ -18,8 +18,10 @@ def top_tokens(scores: torch.Tensor, seen: torch.Tensor, count: int) -> torch.Te
     assert scores.dtype == torch.float32 and scores.is_contiguous() and count >= 1
     assert seen.shape == scores.shape[:1] and seen.dtype == torch.int32
     if scores.is_cuda:
-        # Imported here: a machine without a GPU may lack Triton.
-        from kernels.top_tokens import triton
+        # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+        from kernels.top_tokens import clusters, triton
 
+        if clusters.takes(scores):
+            return clusters.top_tokens(scores, seen, count)
         return triton.top_tokens(scores, seen, count)
     return reference.top_tokens(scores, seen, count)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.hopper import processors
+from kernels.hopper import is_hopper, processors
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 
@@ -12,6 +12,11 @@ SOURCE = Path(__file__).parent / "cuda" / "choice.cu"
 Arguments = structure(SOURCE, "Arguments")
 # Scores of a CTA for which it has room in shared memory.
 THREADS, HELD, MOST_CTAS = 1024, 16384, 8
+
+
+def takes(scores: torch.Tensor) -> bool:
+    """Whether this kernel chooses: any number of any scores, on Hopper."""
+    return is_hopper(scores.device)
 
 
 def top_tokens(scores: torch.Tensor, seen: torch.Tensor, count: int) -> torch.Tensor:

@@ -5,12 +5,16 @@ import torch
 
 from kernels.act_quant import quantize, reference
 from kernels.fp8_gemm import BlockScaled, block_scaled, fp8_gemm, make_workspace
+from kernels.index_keys import make_queries, pool_shape, write_keys
+from kernels.index_scores import index_scores
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_write import norm_quantize_and_write
 from kernels.mla_decode import mla_decode, plan_decode
 from kernels.mla_projections import absorb_query, expand_values_quantized
+from kernels.mla_selected import mla_selected
 from kernels.norm import add_rms_norm_quantized
 from kernels.swiglu import swiglu_quantize
+from kernels.top_tokens import top_tokens
 from tests.support.errors import relative_error
 from tests.support.latents import scattered_contexts
 from tests.support.replays import Chain, Step, assert_replays_are_exact
@@ -21,6 +25,7 @@ from kernels.dependent_launch import dependent_launch
 
 HIDDEN, QUERY, LATENT, ROPE, HEADS_WIDTH, INNER = 1024, 384, 512, 64, 768, 256
 NOPE, VALUE = 128, 128
+INDEX_HEADS, INDEX_WIDTH, TOP_K = 64, 128, 256
 # Contexts that are split, and some that are not.
 CONTEXTS = (1, 64, 200, 3000, 257, 900, 65, 130)
 REPLAYS = 200
@@ -109,6 +114,43 @@ def make_attention(heads: int, pool_dtype: torch.dtype) -> Chain:
     return chain
 
 
+def make_selection(heads: int, pool_dtype: torch.dtype) -> Chain:
+    """Attention of some layers to selected tokens: index keys and queries, scores, the choice, and what attends."""
+    contexts, rows = scattered_contexts(CONTEXTS, LATENT + ROPE), len(CONTEXTS)
+    pool, table, lengths = contexts.pool.to("cuda", pool_dtype), contexts.block_table.cuda(), contexts.lengths.cuda()
+    shape, stored = pool_shape(INDEX_WIDTH, torch.float8_e4m3fn)
+    keys = torch.zeros(len(pool), *shape, dtype=stored, device="cuda")
+    norm, turns = torch.ones(INDEX_WIDTH, device="cuda"), torch.polar(torch.ones(rows, 32), torch.rand(rows, 32)).cuda()
+    bias, weights = torch.zeros_like(norm), torch.randn(6, rows, INDEX_HEADS, device="cuda")
+    absorb, seen = torch.randn(heads, NOPE, LATENT, device="cuda").bfloat16() / LATENT**0.5, lengths.clone()
+    last = lengths.long() - 1
+    slots = table.gather(1, last.unsqueeze(1) // BLOCK_TOKENS).squeeze(1) * BLOCK_TOKENS + last % BLOCK_TOKENS
+    every = torch.arange(len(pool) * BLOCK_TOKENS, device="cuda")
+    stored_keys = torch.randn(len(every), INDEX_WIDTH, device="cuda").bfloat16()
+    write_keys(stored_keys, norm, bias, turns[:1].repeat(len(every), 1), every, keys, interleaved=False)
+
+    def chain(queries: torch.Tensor, after_each: Step) -> torch.Tensor:
+        plan, found = plan_decode(table, lengths), []
+        asking, key = queries[:, :INDEX_HEADS, :INDEX_WIDTH].contiguous(), queries[:, -1, :INDEX_WIDTH].contiguous()
+        after_each()
+        for weight in weights:
+            write_keys(key, norm, bias, turns, slots, keys, interleaved=False)
+            after_each()
+            index = make_queries(asking, weight, turns, keys, interleaved=False)
+            after_each()
+            scores = index_scores(index, keys, plan)
+            after_each()
+            tokens = top_tokens(scores, seen, TOP_K)
+            after_each()
+            query = absorb_query(queries, absorb, turns)
+            after_each()
+            found.append(mla_selected(query, pool, plan, tokens, value_width=LATENT, scale=0.1))
+            after_each()
+        return torch.stack(found)
+
+    return chain
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1, 30, 64, 90, 150])
 def test_a_captured_chain_computes_what_its_kernels_do(tokens: int) -> None:
@@ -122,3 +164,9 @@ def test_captured_attention_always_computes_what_its_kernels_compute_in_turn(
     heads: int, pool_dtype: torch.dtype
 ) -> None:
     assert_replays_are_exact(make_attention(heads, pool_dtype), (len(CONTEXTS), heads, NOPE + ROPE), REPLAYS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "e4m3"])
+def test_captured_selections_equal_those_of_their_kernels_in_turn(pool_dtype: torch.dtype) -> None:
+    assert_replays_are_exact(make_selection(128, pool_dtype), (len(CONTEXTS), 128, NOPE + ROPE), REPLAYS)

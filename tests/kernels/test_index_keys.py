@@ -50,7 +50,7 @@ def _tensors_lie_on_the_device(device: torch.device) -> Iterator[None]:
 @pytest.fixture(params=BACKENDS, ids=["definition", "triton"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """What computes: on a CPU Triton's kernels are interpreted."""
-    monkeypatch.setattr("kernels.index_keys._backend", lambda _: request.param)
+    monkeypatch.setattr("kernels.index_keys._backend", lambda *_: request.param)
     return request.param
 
 
@@ -131,6 +131,16 @@ def test_triton_rounds_as_the_definition_does(dtype: torch.dtype, interleaved: b
     for defined, found in pairs:
         assert (found - defined).norm() <= error * defined.norm()
     assert torch.equal(made[0].weights, made[1].weights)
+
+
+def test_warps_take_bf16_rows_for_quantized_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings")
+    rows, turns = import_module("kernels.index_keys.rows"), torch.ones(2, 32, dtype=torch.complex64)
+    monkeypatch.setattr(rows, "is_hopper", lambda _: True)
+    projected = torch.zeros(2, 128, dtype=torch.bfloat16)
+    assert rows.takes(projected, turns, True)
+    assert not rows.takes(projected, turns, False) and not rows.takes(projected.float(), turns, True)
+    assert not rows.takes(projected[:, :64], turns, True) and not rows.takes(projected, turns[:, :2], True)
 
 
 @pytest.mark.gpu

@@ -68,6 +68,15 @@ def test_no_queries_give_no_scores(device: torch.device) -> None:
     assert index_scores(case.queries, case.pool, case.plan).shape[0] == 0
 
 
+def test_the_cuda_form_takes_quantized_keys_of_published_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings")
+    form = import_module("kernels.index_scores.warpgroups")
+    monkeypatch.setattr(form, "is_hopper", lambda _: True)
+    shapes = [(64, 128, E4M3), (32, 128, E4M3), (64, 64, E4M3), (64, 128, torch.bfloat16)]
+    cases = [index_contexts([70], 2, heads, width, dtype, torch.device("cpu")) for heads, width, dtype in shapes]
+    assert [form.takes(case.queries, case.pool) for case in cases] == [True, False, False, False]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [[1, 64, 65, 3500], [32768] * 4, [131072]], ids=["ragged", "even", "long"])
 @pytest.mark.parametrize("query_tokens", [1, 2, 4, 301])

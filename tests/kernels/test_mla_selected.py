@@ -101,6 +101,17 @@ def test_no_queries_give_nothing(attend: Attend, device: torch.device) -> None:
     assert attend(case.query, case.pool, case.plan, case.tokens, 32, SCALE, 1.0).shape == (0, 3, 32)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_the_cuda_forms_take_published_widths_alone(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings")
+    for dense in ("bf16", "fp8"):
+        monkeypatch.setattr(f"kernels.mla_decode.{dense}.is_hopper", lambda _: True)
+    query, pool = torch.zeros(1, 16, 576, dtype=torch.bfloat16), torch.zeros(1, 64, 576).to(dtype)
+    takes = backend("gathered").takes
+    assert takes(query, pool, 512)
+    assert not takes(query, pool, 256) and not takes(query.float(), pool, 512) and not takes(query, pool.float(), 512)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [[1, 64, 2047, 2048, 2049, 3500], [32768] * 8], ids=["ragged", "even"])
 @pytest.mark.parametrize("query_tokens", [1, 2, 70])
@@ -128,3 +139,27 @@ def test_later_layers_reuse_the_division_of_queries(device: torch.device, poison
     for _ in range(3):
         found = form.mla_selected(case.query, case.pool, case.plan, case.tokens, 512, SCALE, 1.0)
         assert case.error(found) < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_a_captured_selection_follows_its_lengths(dtype: torch.dtype, device: torch.device) -> None:
+    case, graph = Case([3500, 700, 2050], 2, 2048, 128, (512, 576), dtype, device), torch.cuda.CUDAGraph()
+    table, lengths = case.plan.block_table, case.plan.lengths
+
+    def attend() -> torch.Tensor:
+        plan = plan_decode(table, lengths, query_tokens=2)
+        return mla_selected(
+            case.query, case.pool, plan, case.tokens, value_width=512, scale=SCALE, kv_scale=case.kv_scale
+        )
+
+    attend()
+    with torch.cuda.graph(graph):
+        found = attend()
+    for changed in [[2, 64, 2049], [3000, 701, 65]]:
+        lengths.copy_(torch.tensor(changed))
+        seen = torch.stack((lengths - 1, lengths), dim=1).flatten()
+        case.tokens.copy_(top_tokens(torch.randn(len(seen), 64 * table.shape[1], device=device), seen, 2048))
+        found.fill_(float("nan"))
+        graph.replay()
+        assert case.error(found) < 0.08
