@@ -116,8 +116,11 @@ class KvWorker:
     def fetch(self, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> Fetched:
         """Fetch and wait for the result. No other transfer may be under way."""
         fetch_id = self.start_fetch(store_id, hashes, blocks)
+        # `select.select` takes no descriptor above 1,023, which a process of many tests may have.
+        news = select.poll()
+        news.register(self._news.fileno(), select.POLLIN)
         while True:
-            select.select([self._news.fileno()], [], [])
+            news.poll()
             self._news.clear()
             for event in self.agent.events():
                 if isinstance(event, Fetched) and event.fetch_id == fetch_id:
