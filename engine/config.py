@@ -181,8 +181,10 @@ class EngineConfig(Config):
     """Blocks of 64 tokens in the KV pool; by default what memory allows."""
     host_blocks: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Blocks of 64 tokens that each rank keeps in host memory once its KV pool evicts them; requests read them back
-    instead of computing them. "auto" takes a tenth of the memory that is available on a CPU, and none on a GPU. 0 keeps
-    none. Without room for as many as are asked for, a warning is logged and none are kept.
+    instead of computing them. "auto" takes a tenth of the host's available memory (of the container's limit, if that is
+    lower), divided among the ranks of the host, or its TP groups; on a GPU no more than can be page-locked in two
+    seconds, which a start waits. 0 keeps none. Without room for as many as are asked for, a warning is logged and none
+    are kept.
     """
     kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
     """Share that the KV pool may take of the memory that nothing else needs; by default 0.25 on CPU, 0.95 on a GPU."""

@@ -11,7 +11,7 @@ from kvstore.config import KvStoreConfig
 from kvstore.directory import BlockDirectory
 from kvstore.disk.tier import DiskTier
 from kvstore.lookups import Lookups
-from kvstore.memory_size import machine_memory, store_size
+from kvstore.memory_size import store_size
 from kvstore.offers import OfferLandings, Offers
 from kvstore.quotas import disk_quotas, memory_quotas
 from kvstore.store_memory import StoreMemory
@@ -19,6 +19,7 @@ from kvstore.tenant_figures import TenantFigures
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import TransferCounters, WorkerIdentity
 from mesh.errors import InvalidRequest, NamespaceMismatch
+from mesh.machine_memory import machine_memory
 from transfer.events import Event, Landed, LandingFailed
 from transfer.fetch.lookup_server import LookupHandler
 from transfer.kept_macs import KeptMacs

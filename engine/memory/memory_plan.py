@@ -1,5 +1,6 @@
 """How many blocks the KV pool gets: what weights, the largest step, captured graphs and transfers leave. Pure."""
 
+from engine.config import EngineConfig
 from mesh.blocks import blocks_for
 from mesh.errors import ConfigError
 from transfer.config import TransferConfig
@@ -10,6 +11,9 @@ CPU_POOL_BYTES = 1 << 30
 STAGED_BYTES_PER_HASH_BYTE = 16
 # Memory that CUDA and its libraries take in each process that computes on a GPU, unknown to torch.
 LIBRARY_BYTES = 1 << 30
+# What blocks on their way to and from host memory take of a GPU: large enough that copies of a few MB each keep the
+# link busy.
+HOST_STAGING_BYTES = 64 << 20
 # Share of what steps take that the allocator loses between them, in pieces that no tensor fits.
 FRAGMENTATION = 0.1
 
@@ -24,6 +28,17 @@ def transfer_bytes(config: TransferConfig | None) -> int:
     if config is None:
         return 0
     return config.slots * (config.slot_bytes + config.slot_bytes // STAGED_BYTES_PER_HASH_BYTE)
+
+
+def host_staged_blocks(block_bytes: int) -> int:
+    """Blocks that may be on their way to or from host memory at a time."""
+    return max(HOST_STAGING_BYTES // block_bytes, 1)
+
+
+def copy_bytes(config: EngineConfig, block_bytes: int) -> int:
+    """Memory of a GPU that copies of KV take: those of transfers, and those to and from host memory."""
+    to_host = host_staged_blocks(block_bytes) * block_bytes if config.host_blocks and config.prefix_cache else 0
+    return transfer_bytes(config.transfer) + to_host
 
 
 def affordable_blocks(

@@ -12,7 +12,7 @@ from engine.memory.memory_plan import (
     LEAST_POOL_PART,
     affordable_blocks,
     blocks_for_others,
-    transfer_bytes,
+    copy_bytes,
 )
 from engine.memory.profiling import graph_bytes, workspace_bytes
 from engine.memory.rank_memory import draft_bytes, kept_bytes
@@ -29,7 +29,6 @@ from engine.runner.sizes import (
     captured_prompts,
     most_draft_positions,
 )
-from engine.runner.staged_slots import staged_blocks
 from engine.runner.two_batch_times import may_take_two
 from engine.step.two_batch import ALWAYS, NEVER
 from mesh.blocks import BLOCK_TOKENS, blocks_for
@@ -139,9 +138,7 @@ NO_RESERVE = _Reserve(0, 0, 0)
 def _reserve(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> _Reserve:
     """Steps and graphs are run to find out."""
     config, item_bytes = resolved.config, model.dtype.itemsize
-    copies = transfer_bytes(config.transfer)
-    if config.host_blocks not in (0, "auto"):
-        copies += staged_blocks(block_bytes) * block_bytes
+    copies = copy_bytes(config, block_bytes)
     state = device_state(model, resolved, 1, longest)
     with torch.inference_mode():
         decoding = config.max_requests * (1 + config.drafts.most)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig
-from engine.memory.memory_plan import FRAGMENTATION, LIBRARY_BYTES, blocks_for_others, transfer_bytes
+from engine.memory.memory_plan import FRAGMENTATION, LIBRARY_BYTES, blocks_for_others, copy_bytes
 from engine.memory.weight_bytes import BF16, FLOAT32, KeptWeights, WeightBytes, weight_bytes
 from engine.model.chunks import CHUNK_TOKENS, DIVIDED_CHUNKS
 from engine.model.config import ModelConfig
@@ -74,6 +74,7 @@ def reckon(model: ModelConfig, card: Card, engine: EngineConfig, kept: KeptWeigh
     model = replace(model, draft_layers=min(model.num_nextn_predict_layers, drafts))
     weights = weight_bytes(model, layout, kept)
     item_bytes = 1 if engine.kv_dtype == "float8_e4m3fn" else BF16
+    kv_bytes = BLOCK_TOKENS * model.kv_token_bytes(item_bytes)
     states = max(model.draft_layers - 1, 0) * model.hidden_size * BF16
     found = RankMemory(
         there=int(card.memory_bytes * engine.memory_share),
@@ -83,9 +84,9 @@ def reckon(model: ModelConfig, card: Card, engine: EngineConfig, kept: KeptWeigh
         work=int((1 + FRAGMENTATION) * _step_bytes(model, engine, layout)),
         graphs=_graph_bytes(model, engine, layout),
         exchange=EXCHANGE_BYTES * layout.world if layout.world > 1 else 0,
-        transfers=transfer_bytes(engine.transfer),
+        transfers=copy_bytes(engine, kv_bytes),
         library=LIBRARY_BYTES,
-        block=BLOCK_TOKENS * model.kv_token_bytes(item_bytes) + states,
+        block=kv_bytes + states,
         blocks=0,
         foreign_blocks=0,
     )

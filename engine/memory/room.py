@@ -4,17 +4,19 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-import psutil
-
 from engine.config import EngineConfig
 from engine.moves.host_slots import HostSlots
 from mesh.errors import ConfigError, EngineFailed
+from mesh.machine_memory import machine_memory
 
 _log = logging.getLogger("deepmesh.engine")
 
-# Part of the available memory that blocks in host memory get by default, divided among the ranks of a host. They take
-# it only as they are written.
+# Part of the available memory that blocks in host memory get by default, divided among the TP groups of a host: only
+# the first rank of a group keeps blocks. On a CPU they take it only as they are written.
 HOST_SHARE = 0.1
+# A GPU copies from memory that is page-locked, which the machine must give first. One virtual machine gave 0.3 GB/s of
+# what it had never used, another 20 (bench.memory.page_locking). By default a start waits no longer for it than this.
+LOCKING_SECONDS = 2.0
 
 
 def check_room(total_blocks: int, block_bytes: int, there_bytes: int) -> None:
@@ -36,16 +38,17 @@ def host_slots(
     """Host memory for the blocks that a rank's pool evicts; None if there is to be none. If it cannot be had, a warning
     says so, and the rank does without.
 
-    make: takes the number of blocks, and raises MemoryError or EngineFailed if there is no memory for them.
+    make: takes the number of blocks, and raises MemoryError or EngineFailed if there is no memory for them. It may make
+    fewer.
     """
-    there_bytes = psutil.virtual_memory().available // config.parallel.ranks_a_host
+    there_bytes = machine_memory().room // config.parallel.groups_a_host
     count = _blocks(config, device, there_bytes // block_bytes)
     if not count:
         return None
     why = f"{there_bytes / 1e9:,.1f} GB are available"
     if count * block_bytes <= there_bytes:
         try:
-            return make(count)
+            return _logged(make(count), count, block_bytes)
         except MemoryError:
             why = "the system grants no such memory"
         except EngineFailed as error:
@@ -58,10 +61,17 @@ def host_slots(
     return None
 
 
+def _logged(slots: HostSlots, asked: int, block_bytes: int) -> HostSlots:
+    fields = {"blocks": slots.count, "size": f"{slots.count * block_bytes / 1e9:,.1f} GB"}
+    if slots.count < asked:
+        fields["why"] = f"no more were locked in {LOCKING_SECONDS:g} s: engine.host_blocks={asked} is the whole share"
+    _log.info("evicted blocks are kept in host memory", extra={"fields": fields})
+    return slots
+
+
 def _blocks(config: EngineConfig, device: Literal["cpu", "cuda", "oracle"], there_blocks: int) -> int:
     """there_blocks: as many as would fill the available memory."""
     if config.host_blocks != "auto":
         return config.host_blocks
-    # None on a GPU until the copies through page-locked memory have run on one; then its share will be the same. The
-    # oracle's blocks have so few bytes that its share would be millions of them.
-    return int(there_blocks * HOST_SHARE) if device == "cpu" and config.prefix_cache else 0
+    # The oracle's blocks have so few bytes that its share would be millions of them.
+    return int(there_blocks * HOST_SHARE) if device != "oracle" and config.prefix_cache else 0

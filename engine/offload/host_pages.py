@@ -1,11 +1,16 @@
 """Page-locked host memory, from which a GPU copies without the processor."""
 
 import mmap
+import time
+from collections.abc import Callable
 
 import torch
 
 from mesh.errors import EngineFailed
 from mesh.huge_pages import huge_memory
+
+# What is touched before it is known how fast the machine gives memory.
+FIRST_BYTES = 64 << 20
 
 
 class HostPages:
@@ -16,13 +21,21 @@ class HostPages:
         tensor: [bytes] uint8.
     """
 
-    def __init__(self, size_bytes: int, *, page_locked: bool) -> None:
+    def __init__(self, size_bytes: int, *, page_locked: bool, seconds: float | None = None) -> None:
+        """seconds: about how long it may take to lock them; fewer bytes are locked if the machine is too slow, and the
+        tensor has only those.
+        """
         self._locked = False
         # Small pages would be locked one by one, which takes minutes for a model.
         self.tensor = torch.frombuffer(huge_memory(size_bytes), dtype=torch.uint8)
         if page_locked:
             # All of torch's threads touch the pages in parallel; the driver would have one thread zero them.
-            self.tensor[:: mmap.PAGESIZE].zero_()
+            if seconds is None:
+                _touch(self.tensor)
+            else:
+                # Pages that are there are locked about as fast as they were touched, or faster.
+                self.tensor = self.tensor[: touched(_touch, self.tensor, seconds / 2)]
+            size_bytes = len(self.tensor)
             status = torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), size_bytes, 0)
             if int(status):
                 raise EngineFailed(
@@ -34,3 +47,27 @@ class HostPages:
     def __del__(self) -> None:
         if self._locked:
             torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())
+
+
+def touched(
+    touch: Callable[[torch.Tensor], None],
+    memory: torch.Tensor,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Touch memory from its start for no longer than `seconds`, if it comes as fast later as at first. Returns how many
+    bytes were.
+    """
+    began, done, end = clock(), 0, min(FIRST_BYTES, len(memory))
+    while done < len(memory):
+        touch(memory[done:end])
+        done, end = end, min(2 * end, len(memory))
+        # The next part is as large as all before it.
+        if clock() - began > seconds / 2:
+            break
+    return done
+
+
+def _touch(memory: torch.Tensor) -> None:
+    """Have the machine give the pages."""
+    memory[:: mmap.PAGESIZE].zero_()

@@ -59,9 +59,7 @@ class ParallelConfig(Config):
     @property
     def divided_tokens(self) -> int | None:
         """`context_parallel_tokens` without "auto"; None if no chunk is divided."""
-        # As `Layout.of` does.
-        tp = self.tp or self.world // (self.dp or self.world)
-        if tp > 1 or self.world == 1:
+        if self._group > 1 or self.world == 1:
             return None
         if self.context_parallel_tokens != "auto":
             return self.context_parallel_tokens
@@ -70,6 +68,16 @@ class ParallelConfig(Config):
     @property
     def ranks_a_host(self) -> int:
         return self.world // self.hosts
+
+    @property
+    def groups_a_host(self) -> int:
+        """TP groups on each host."""
+        return self.ranks_a_host // self._group
+
+    @property
+    def _group(self) -> int:
+        """Ranks of a TP group, as in `Layout.of`."""
+        return self.tp or self.world // (self.dp or self.world)
 
     @model_validator(mode="after")
     def _ranks_are_divided_evenly(self) -> Self:

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from engine.memory.memory_plan import host_staged_blocks
 from engine.offload.host_pages import HostPages
 from kernels.host_copy import to_indices
+from mesh.errors import EngineFailed
 from transfer.memory import Done, Pending
-
-# The staging buffer on the GPU: large enough that copies of a few MB each keep the link busy.
-STAGING_BYTES = 64 << 20
 
 
 class StagedSlots:
@@ -21,12 +20,12 @@ class StagedSlots:
     On a CPU, where the pool is in host memory too, copies are done at once.
     """
 
-    def __init__(self, planes: Sequence[torch.Tensor], count: int) -> None:
-        """planes: of the pool, [layers, blocks, ...] contiguous, with a multiple of 8 bytes of a block in a layer.
-        Raises MemoryError or EngineFailed if `count` blocks cannot be had, or cannot be page-locked.
+    def __init__(self, planes: Sequence[torch.Tensor], count: int, seconds: float | None = None) -> None:
+        """planes: of the pool, [layers, blocks, ...] contiguous, with a multiple of 8 bytes of a block in a layer;
+        seconds: about how long it may take to get the memory. There are fewer blocks then, if it is slow. Raises
+        MemoryError or EngineFailed if no memory can be had, or it cannot be page-locked.
         """
         assert all(pool.is_contiguous() for pool in planes)
-        self.count = count
         # [blocks, layers, words] each, of int64, because not every operation takes one-byte floats.
         self._planes = [pool.flatten(2).view(torch.uint8).view(torch.int64).transpose(0, 1) for pool in planes]
         self._device = planes[0].device
@@ -34,12 +33,16 @@ class StagedSlots:
         words = [plane[0].numel() for plane in self._planes]
         block_bytes = 8 * sum(words)
         try:
-            self._pages = HostPages(count * block_bytes, page_locked=self._device.type == "cuda")
+            self._staging = self._planes[0].new_empty((host_staged_blocks(block_bytes), sum(words)))
+        except torch.OutOfMemoryError as error:
+            raise EngineFailed("the GPU has no room for copies to host memory: lower engine.total_blocks") from error
+        try:
+            self._pages = HostPages(count * block_bytes, page_locked=self._device.type == "cuda", seconds=seconds)
         except OSError as error:
             raise MemoryError(str(error)) from error
+        self.count = len(self._pages.tensor) // block_bytes
         # A block in a slot, or in staging, is all layers of the first plane, then those of the next.
-        self._slots = self._pages.tensor.view(torch.int64).view(count, sum(words))
-        self._staging = self._planes[0].new_empty((staged_blocks(block_bytes), sum(words)))
+        self._slots = self._pages.tensor[: self.count * block_bytes].view(torch.int64).view(self.count, sum(words))
         # By plane, its part of staging: [blocks, layers, words].
         self._staged = [
             part.unflatten(1, plane.shape[1:])
@@ -91,11 +94,6 @@ class StagedSlots:
         for start in range(0, len(first), size):
             part = first[start : start + size]
             yield self._staging[: len(part)], part, second[start : start + size]
-
-
-def staged_blocks(block_bytes: int) -> int:
-    """Blocks that the staging buffer has room for."""
-    return max(STAGING_BYTES // block_bytes, 1)
 
 
 class _Queued:

@@ -227,7 +227,8 @@ def prompt_share(at: Situation) -> Choice:
 
 
 def host_blocks(at: Situation) -> Choice:
-    return Choice("host_blocks", "auto", "none on a GPU: copies through page-locked memory have not run on one")
+    why = "a tenth of the host's memory, as far as 2 s lock it: later turns begin after 74 ms, 4,558 without (an H200)"
+    return Choice("host_blocks", "auto", why)
 
 
 def slot_bytes(at: Situation) -> Choice:

@@ -7,13 +7,14 @@ from psutil import virtual_memory
 
 from engine.config import ResolvedEngineConfig
 from engine.memory.free_memory import free_bytes
-from engine.memory.memory_plan import transfer_bytes
+from engine.memory.memory_plan import copy_bytes
 from engine.memory.rank_memory import work_bytes
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.expert_group import ExpertGroup
 from engine.offload.choice import GB, MemoryNeed, fewest_layers, spread
 from engine.weights.sizes import Sizes, sizes_of
+from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import ConfigError
 
 _log = logging.getLogger("deepmesh.engine")
@@ -63,7 +64,7 @@ class Offloading:
         need = MemoryNeed(
             weights=sizes.weights,
             layer_experts=sizes.layer_experts,
-            work=work + transfer_bytes(self._config.transfer),
+            work=work + copy_bytes(self._config, BLOCK_TOKENS * model.kv_token_bytes(self._item_bytes)),
             kv=self._least_kv_bytes(model),
             # The least of all ranks, so that all come to the same number of layers.
             free=allocate.expert_group.least(free_bytes(allocate.device, self._config.memory_share)),
@@ -80,8 +81,13 @@ class Offloading:
         if config.parallel.divided_tokens is not None and config.parallel.context_parallel_reach is not None:
             # Room for a prompt of another rank. By default it takes a part of what there is.
             tokens += min(longest, config.parallel.context_parallel_reach)
-        item_bytes: int = getattr(torch, self._resolved.kv_dtype).itemsize
-        return int(tokens * model.kv_token_bytes(item_bytes) / self._resolved.kv_memory_fraction)
+        return int(tokens * model.kv_token_bytes(self._item_bytes) / self._resolved.kv_memory_fraction)
+
+    @property
+    def _item_bytes(self) -> int:
+        """Bytes of a number in KV."""
+        size: int = getattr(torch, self._resolved.kv_dtype).itemsize
+        return size
 
     def _check_host(self, group: ExpertGroup, rank_bytes: int) -> None:
         """Called before any rank has taken its part of the memory."""

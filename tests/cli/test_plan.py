@@ -14,7 +14,7 @@ from tests.support.packed import CONFIGS
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--gpus", "4"), "no: a GPU lacks 40.2 GB for weights and work: take more GPUs"),
+        (("--gpus", "4"), "no: a GPU lacks 40.3 GB for weights and work: take more GPUs"),
         (("--gpus", "8", "--tpot-ms", "1"), "no: not even one request keeps 1 ms a token"),
         (("--gpus", "8", "--isl", "600000"), "tokens of KV on a GPU are less than one request"),
     ],

@@ -1,9 +1,8 @@
-from pathlib import Path
-
 import pytest
 
 from kvstore.config import KvStoreConfig
-from kvstore.memory_size import MOST_BLOCKS, MachineMemory, group_limit, store_size
+from kvstore.memory_size import MOST_BLOCKS, store_size
+from mesh.machine_memory import MachineMemory
 
 GIB = 1 << 30
 
@@ -29,29 +28,3 @@ def test_small_blocks_bound_a_stores_share() -> None:
     size = store_size(KvStoreConfig(), 512, MachineMemory(1024 * GIB, None))
     assert size.memory_bytes == MOST_BLOCKS * 512
     assert "262,144 blocks are the most" in size.reason
-
-
-@pytest.mark.parametrize(
-    ("limits", "own", "expected"),
-    [
-        ({"": "max"}, "0::/", None),
-        ({"": "4096"}, "0::/", 4096),
-        ({"a": "8192", "a/b": "max"}, "0::/a/b", 8192),
-        ({"a": "4096", "a/b": "8192"}, "0::/a/b", 4096),
-        ({}, "12:memory:/a", None),
-    ],
-    ids=["unlimited", "container", "parent", "parent below", "version 1"],
-)
-def test_the_lowest_limit_of_a_group_counts(
-    tmp_path: Path, limits: dict[str, str], own: str, expected: int | None
-) -> None:
-    groups, own_group = tmp_path / "groups", tmp_path / "own"
-    own_group.write_text(own + "\n")
-    for group, limit in limits.items():
-        (groups / group).mkdir(parents=True, exist_ok=True)
-        (groups / group / "memory.max").write_text(limit + "\n")
-    assert group_limit(own_group, groups) == expected
-
-
-def test_a_machine_without_control_groups_has_no_limit(tmp_path: Path) -> None:
-    assert group_limit(tmp_path / "absent", tmp_path) is None

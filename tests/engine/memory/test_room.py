@@ -2,15 +2,17 @@
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
-import psutil
 import pytest
 
 from engine.config import EngineConfig
+from engine.memory import room
 from engine.memory.room import host_slots
 from engine.moves.host_slots import HostSlots
 from mesh.errors import EngineFailed
+from mesh.machine_memory import MachineMemory
 from tests.support.engines import oracle_config
 
 AVAILABLE_BLOCKS, BLOCK_BYTES = 4000, 1 << 20
@@ -18,10 +20,7 @@ AVAILABLE_BLOCKS, BLOCK_BYTES = 4000, 1 << 20
 
 @pytest.fixture(autouse=True)
 def _memory_for_4000_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Memory:
-        available = AVAILABLE_BLOCKS * BLOCK_BYTES
-
-    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(room, "machine_memory", lambda: MachineMemory(AVAILABLE_BLOCKS * BLOCK_BYTES, None))
 
 
 def taken(
@@ -32,7 +31,7 @@ def taken(
 
     def note(count: int) -> Any:
         asked.append(count)
-        return "slots"
+        return SimpleNamespace(count=count)
 
     assert (host_slots(config, device, BLOCK_BYTES, make or note) is not None) == bool(asked)
     return asked[0] if asked else None
@@ -44,14 +43,17 @@ def taken(
         ("cpu", {}, 400),
         ("cpu", {"parallel": {"dp": 2}}, 200),
         ("cpu", {"prefix_cache": False}, None),
-        ("cuda", {}, None),
+        ("cuda", {}, 400),
+        ("cuda", {"parallel": {"tp": 4, "dp": 2}}, 200),
+        ("cuda", {"parallel": {"dp": 8, "hosts": 2}}, 100),
+        ("cuda", {"prefix_cache": False}, None),
         ("oracle", {}, None),
         ("cuda", {"host_blocks": 4000}, 4000),
         ("oracle", {"host_blocks": 7}, 7),
         ("cpu", {"host_blocks": 0}, None),
     ],
 )
-def test_auto_is_a_share_on_cpus_and_numbers_are_kept(
+def test_auto_is_a_share_and_numbers_are_kept(
     device: Literal["cpu", "cuda", "oracle"], settings: dict[str, Any], expected: int | None
 ) -> None:
     assert taken(oracle_config(**settings), device) == expected
@@ -81,3 +83,21 @@ def test_memory_that_cannot_be_had_is_warned_of(
     (record,) = caplog.records
     assert "lower engine.host_blocks" in record.message
     assert why in record.fields["why"]  # type: ignore[attr-defined]
+
+
+def test_no_more_is_taken_than_the_container_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = MachineMemory(AVAILABLE_BLOCKS * BLOCK_BYTES, AVAILABLE_BLOCKS // 4 * BLOCK_BYTES)
+    monkeypatch.setattr(room, "machine_memory", lambda: memory)
+    assert taken(oracle_config(), "cuda") == 100
+    assert host_slots(oracle_config(host_blocks=2000), "cuda", BLOCK_BYTES, _cannot_lock) is None
+
+
+def test_a_start_says_how_many_blocks_it_keeps(caplog: pytest.LogCaptureFixture) -> None:
+    def slowly(count: int) -> Any:
+        return SimpleNamespace(count=count // 4)
+
+    with caplog.at_level(logging.INFO, "deepmesh.engine"):
+        assert host_slots(oracle_config(), "cuda", BLOCK_BYTES, slowly) is not None
+    (record,) = caplog.records
+    fields = record.fields  # type: ignore[attr-defined]
+    assert fields["blocks"] == 100 and "engine.host_blocks=400" in fields["why"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.memory import memory_plan
 from engine.moves.host_slots import HostSlots, PlainSlots
-from engine.runner import staged_slots
 from engine.runner.staged_slots import StagedSlots
 
 LAYERS, BLOCKS, WIDTH, SLOTS = 3, 9, 24, 6
@@ -35,7 +35,7 @@ def slots_of(way: str, pool: torch.Tensor) -> tuple[torch.Tensor, HostSlots]:
 @pytest.fixture(autouse=True)
 def _two_blocks_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The staging buffer takes two blocks of the narrowest dtype, and one of the others."""
-    monkeypatch.setattr(staged_slots, "STAGING_BYTES", 2 * LAYERS * 64 * WIDTH)
+    monkeypatch.setattr(memory_plan, "HOST_STAGING_BYTES", 2 * LAYERS * 64 * WIDTH)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
