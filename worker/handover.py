@@ -10,6 +10,7 @@ from typing import Self
 import msgspec
 
 from mesh.errors import ConfigError
+from worker.hosts.host_group import GroupHandle
 
 # Number of the descriptor that holds a Handover; only for the next program of this process.
 HANDOVER_VARIABLE = "DEEPMESH_HANDOVER"
@@ -23,9 +24,21 @@ class RankHandle(msgspec.Struct, frozen=True):
     pulse: int
 
 
+class KeptRanks(msgspec.Struct, frozen=True):
+    """Ranks that keep what they have loaded. group: what they share, if the worker has other hosts."""
+
+    ranks: list[RankHandle]
+    group: GroupHandle | None = None
+
+    @property
+    def descriptors(self) -> list[int]:
+        group = [] if self.group is None else [self.group.memory, self.group.line]
+        return [*group, *(each for rank in self.ranks for each in (rank.socket, rank.pulse))]
+
+
 class Handover(msgspec.Struct, frozen=True):
     # None if the next program starts its own ranks.
-    ranks: list[RankHandle]
+    kept: KeptRanks | None
     # KEY=VALUE settings of the worker's former role, to which it may return.
     former_settings: list[str]
     # When the worker had drained, on the machine's monotonic clock.
@@ -48,6 +61,6 @@ class Handover(msgspec.Struct, frozen=True):
         descriptor = os.memfd_create("handover")
         os.write(descriptor, msgspec.msgpack.encode(self))
         os.lseek(descriptor, 0, os.SEEK_SET)
-        for each in (descriptor, *(each for rank in self.ranks for each in (rank.socket, rank.pulse))):
+        for each in (descriptor, *([] if self.kept is None else self.kept.descriptors)):
             os.set_inheritable(each, True)
         return {HANDOVER_VARIABLE: str(descriptor)}

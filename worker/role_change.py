@@ -22,8 +22,9 @@ from mesh.config import ServiceConfig, overridden
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, WorkerDraining
 from mesh.launch import Program
+from mesh.server import MeshServer
 from worker.config import WorkerConfig
-from worker.handover import Handover, RankHandle
+from worker.handover import Handover, KeptRanks
 
 MODULES: Mapping[WorkerRole, str] = {WorkerRole.PREFILL: "prefill_svc", WorkerRole.DECODE: "decode_svc"}
 
@@ -73,11 +74,11 @@ class RoleChange:
             self.drain_seconds = drain_seconds
         self.wanted.set()
 
-    def program(self, ranks: Sequence[RankHandle], drained_at: float) -> Program:
-        """The program that this process is to become. ranks: the released ranks; empty if they have ended."""
+    def program(self, kept: KeptRanks | None, drained_at: float) -> Program:
+        """The program that this process is to become. kept: None if the ranks have ended."""
         (other,) = (role for role in WorkerRole if role is not self._role)
         former = settings_of(self._config, type(self._config).model_fields)
-        handover = Handover(list(ranks), former, drained_at)
+        handover = Handover(kept, former, drained_at)
         return Program(MODULES[other], self._settings, handover.leave())
 
     def _settings_of_other_role(self) -> list[str]:
@@ -113,6 +114,12 @@ class RoleChange:
             if not may_reload:
                 raise
             self.keeps_ranks = False
+
+
+def ports_of(server: MeshServer) -> list[str]:
+    """The ports on which a server listens as KEY=VALUE: the next program must have the same."""
+    ports = {"port": server.port, "metrics_port": server.metrics_port, "health_port": server.health_port}
+    return [f"server.{key}={port}" for key, port in ports.items() if port is not None]
 
 
 def settings_of(config: ServiceConfig, fields: Iterable[str]) -> list[str]:

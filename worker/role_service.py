@@ -13,7 +13,7 @@ from mesh.errors import InvalidRequest, NoWorker
 from mesh.identity import Role
 from mesh.server import MeshServer, Registration
 from worker.ranks.host import RankHost
-from worker.role_change import RoleChange
+from worker.role_change import RoleChange, ports_of
 
 SERVICE = "deepmesh.internal.v1.WorkerService"
 # Operators may look but not act.
@@ -34,9 +34,7 @@ class RoleServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     def open(self, host: RankHost, server: MeshServer) -> None:
         self._host = host
-        ports = {"port": server.port, "metrics_port": server.metrics_port, "health_port": server.health_port}
-        self._own = [f"server.{key}={port}" for key, port in ports.items() if port is not None]
-        self._own.append(f"worker_id={json.dumps(host.identity.worker_id)}")
+        self._own = [*ports_of(server), f"worker_id={json.dumps(host.identity.worker_id)}"]
 
     async def ChangeRole(
         self,

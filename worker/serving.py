@@ -10,8 +10,8 @@ from mesh.channel import Channels
 from mesh.launch import Program
 from mesh.server import MeshServer
 from worker.config import WorkerConfig
-from worker.handover import RankHandle
 from worker.ranks.host import RankHost
+from worker.regrouping import program_again
 from worker.role_change import RoleChange
 from worker.status_link import StatusLink
 
@@ -39,7 +39,8 @@ class Worker(Protocol):
 async def serve_worker(
     worker: Worker, server: MeshServer, config: WorkerConfig, channels: Channels, change: RoleChange
 ) -> Program | None:
-    """Run a loaded worker until a signal or a change of its role. Returns the program that replaces it, if any.
+    """Run a loaded worker until a signal, a change of its role, or the loss of another host of the worker. Returns the
+    program that replaces it, if any.
 
     Raises EngineFailed if one of its ranks dies first.
     """
@@ -63,15 +64,24 @@ async def serve_worker(
     for task in reporting:
         task.cancel()
     # A signal that arrived meanwhile takes precedence over the change of role.
-    handles: list[RankHandle] | None = None
+    following: Program | None = None
     if changes and not (running.done() or signalled.done()):
-        handles = await worker.host.ranks.release() if change.keeps_ranks else []
+        released = await worker.host.ranks.release() if change.keeps_ranks else None
+        following = change.program(released, drained_at)
     if running.done():
-        # Raises what ended the worker, if it was not the signal.
-        running.result()
+        kept = worker.host.ranks.kept
+        if kept is None or signalled.done():
+            # Raises what ended the worker, if it was not the signal.
+            running.result()
+        else:
+            fields = {"cause": str(running.exception())}
+            log.warning(
+                "a host was lost: the worker forms again, with the ranks that are left", extra={"fields": fields}
+            )
+            following = program_again(config, identity.role, kept, server, drained_at)
     running.cancel()
     changing.cancel()
-    return None if handles is None else change.program(handles, drained_at)
+    return following
 
 
 def _status_links(host: RankHost, config: WorkerConfig, channels: Channels) -> list[StatusLink]:

@@ -33,6 +33,13 @@ class HostsExchange:
         self._rail = rail
         self._device = device
         self._hosts, self._ranks_a_host = place.layout.hosts, place.layout.ranks_a_host
+        # Rails of former groups. They are never freed, because that may wait for minutes.
+        self._former: list[Rail] = []
+
+    def regroup(self, within: RankExchange, rail: Rail) -> None:
+        """Go on with the ranks of a new group, which begin together; all else that this object had is as it was."""
+        self._former.append(self._rail)
+        self._within, self._rail = within, rail
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         if group is Group.TP:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,15 +13,22 @@ from torch import distributed
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from engine.exchange.interface import Begun
-from engine.parallel.meeting import LIMIT_SECONDS
+from engine.parallel.meeting import LIMIT_SECONDS, LOOK_SECONDS
 from mesh.errors import RankLost
+
+# How often a rank that waits for gloo asks whether the others are still there.
+LOOK = timedelta(seconds=LOOK_SECONDS)
 
 
 class Rail:
     """One rank's end. All make the same calls in the same order, with tensors of one shape and dtype.
 
     gloo carries what lies on a CPU, NCCL what lies on a GPU; the latter has never run here. With gloo every call raises
-    RankLost if another rank has ended; with NCCL, as torch is set up by default, the process of this rank ends then.
+    RankLost if another rank has ended, or once the group is broken; with NCCL, as torch is set up by default, the
+    process of this rank ends then.
+
+    Keep a rail that has lost a rank for its limit of seconds: if a host was cut off, its last call takes that long, and
+    the destructor waits for the call.
     """
 
     def __init__(
@@ -30,13 +38,16 @@ class Rail:
         ranks: int,
         device: torch.device,
         limit_seconds: float = LIMIT_SECONDS,
+        broken: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Called by all at once. store: where they find each other; own: this rank's number among them.
+        """Called by all at once. store: where they find each other; own: this rank's number among them; broken: whether
+        the worker's ranks cannot go on together, asked while this rank waits.
 
         The network device is GLOO_SOCKET_IFNAME's and NCCL_SOCKET_IFNAME's. Raises RankLost.
         """
         self.own, self.ranks = own, ranks
         self._limit = timedelta(seconds=limit_seconds)
+        self._broken = broken
         try:
             # Sizes and other values that only the host needs lie on the CPU in any case.
             self._of_host = distributed.ProcessGroupGloo(_part("gloo", store), own, ranks, self._limit)
@@ -102,6 +113,8 @@ class Rail:
             raise _lost(error) from error
 
         def collect() -> torch.Tensor:
+            if group is self._of_host:
+                self._look_after(work)
             try:
                 work.wait()
             except RuntimeError as error:
@@ -109,6 +122,15 @@ class Rail:
             return result
 
         return Begun(collect, given)
+
+    def _look_after(self, work: Any) -> None:
+        """Return once the call has ended, however it did. gloo notices a host that was cut off only at its limit."""
+        while not work.is_completed():
+            # Raised if the time is over, and by a call that fails, which the caller hears of by itself.
+            with suppress(RuntimeError):
+                work.wait(LOOK)
+            if not work.is_completed() and self._broken():
+                raise RankLost("the group of the worker's ranks has been broken up")
 
 
 class AskedStore(Store):

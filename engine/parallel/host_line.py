@@ -12,6 +12,9 @@ from mesh.errors import RankLost
 
 # Before each record: which host it is of, and its length.
 HEADER = struct.Struct("<HI")
+# Ends what one side writes. A later line over the same connection begins after it, so that no record is taken for one
+# of another group.
+END = HEADER.pack(0xFFFF, 0)
 
 
 class HostLine:
@@ -22,7 +25,7 @@ class HostLine:
     ) -> None:
         """connection: a stream that takes what this host writes to all others, and brings what they write.
 
-        arrived: called in the thread when a record has arrived; limit_seconds: of each wait for the others.
+        arrived: called in the thread when a record has arrived, or the end; limit_seconds: of each wait for the others.
         """
         connection.setblocking(True)
         self._connection = connection
@@ -33,12 +36,18 @@ class HostLine:
         self._records: dict[int, deque[bytes]] = {other: deque() for other in range(hosts) if other != host}
         self._changed = threading.Condition()
         self._closed = False
-        threading.Thread(target=self._read, name="host line", daemon=True).start()
+        self._thread = threading.Thread(target=self._read, name="host line", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more records arrive."""
+        return self._closed
 
     @property
     def due(self) -> bool:
-        """Whether another host waits for this one's record."""
-        return any(self._records.values())
+        """Whether another host waits for this one's record, or none can get it any more."""
+        return self._closed or any(self._records.values())
 
     def exchange(self, record: bytes) -> list[bytes]:
         """Send this host's record; return those of the others, in their order. Raises RankLost."""
@@ -55,14 +64,28 @@ class HostLine:
                     raise RankLost(f"host {', '.join(missing)} has not answered for {self._limit_seconds:g} s")
             return [records.popleft() for records in self._records.values()]
 
+    def leave(self, seconds: float) -> bool:
+        """Write no more, and wait until the service ends the line too. Returns whether it has within `seconds`."""
+        with suppress(OSError):
+            self._connection.sendall(END)
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return False
+        self._connection.close()
+        return True
+
     def close(self) -> None:
         # Ends the thread's read.
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._connection.close()
 
     def _read(self) -> None:
-        with self._connection, suppress(OSError), self._connection.makefile("rb") as incoming:
+        with suppress(OSError), self._connection.makefile("rb") as incoming:
             while len(header := incoming.read(HEADER.size)) == HEADER.size:
+                if header == END:
+                    break
                 host, length = HEADER.unpack(header)
                 record = incoming.read(length)
                 with self._changed:
@@ -72,3 +95,4 @@ class HostLine:
         with self._changed:
             self._closed = True
             self._changed.notify()
+        self._arrived()

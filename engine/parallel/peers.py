@@ -42,13 +42,9 @@ class GroupDescriptors:
         If it raises OSError, no descriptor is left open. `close` them when the ranks have started.
         """
         with ExitStack() as undo:
-            lockstep, *meetings, size = _offsets(world)
-            memory = create_memory(size)
+            memory = create_memory(_offsets(world)[-1])
             undo.callback(os.close, memory)
-            with mmap.mmap(memory, size) as mapped:
-                create_lockstep(mapped, lockstep, world)
-                for offset in meetings:
-                    create_meeting(mapped, offset, world)
+            prepare_memory(memory, world)
             wakeups = []
             for _ in range(world):
                 wakeups.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
@@ -113,15 +109,42 @@ class Peers:
             connection = socket.socket(fileno=os.dup(descriptors.line))
             self.line = HostLine(connection, self.in_worker.host, hosts, self.wakeup.set, limit_seconds)
 
+    @property
+    def broken(self) -> bool:
+        """Whether the ranks cannot go on together: one of this host has left, or no record comes from other hosts."""
+        if self.line is not None and self.line.ended:
+            return True
+        return any(self._memory.has_ended(rank) for rank in range(self.place.layout.world) if rank != self.place.rank)
+
     def tensors(self, group: Group) -> Meeting:
         """Where the ranks of a group exchange tensors."""
         return self._tensors[group]
+
+    def leave(self, seconds: float) -> bool:
+        """Leave, so that a later group can use the same memory and line. Returns whether the service ends this group
+        within `seconds`; only the host's first rank waits for that.
+        """
+        # First of all, since ranks that wait for this one leave only then.
+        self._memory.close()
+        return self.line is None or self.line.leave(seconds)
 
     def close(self) -> None:
         """Leave, so that no rank waits for this one."""
         if self.line is not None:
             self.line.close()
         self._memory.close()
+
+
+def prepare_memory(descriptor: int, world: int) -> None:
+    """Make the memory of a host's ranks ready for a group: new memory, or that of a group which all have left."""
+    lockstep, *meetings, size = _offsets(world)
+    # What a former group wrote is dropped.
+    os.ftruncate(descriptor, 0)
+    os.ftruncate(descriptor, size)
+    with mmap.mmap(descriptor, size) as mapped:
+        create_lockstep(mapped, lockstep, world)
+        for offset in meetings:
+            create_meeting(mapped, offset, world)
 
 
 def _wake(events: Sequence[EventFd]) -> None:

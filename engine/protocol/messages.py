@@ -138,6 +138,8 @@ class Ready(msgspec.Struct, tag="ready"):
     start_seconds: dict[str, float] = {}
     # None if it was not measured.
     speed: WorkerSpeed | None = None
+    # Whether the rank can serve in another group with what it has loaded, if another host of its worker is lost.
+    can_regroup: bool = False
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -10,7 +10,7 @@ import socket
 import sys
 
 from engine.parallel.peers import GroupDescriptors
-from engine.protocol.messages import Start
+from engine.protocol.messages import Start, Stop
 from engine.protocol.pulse import Pulse
 from engine.rank.link import RankLink
 from engine.rank.rank import Rank
@@ -31,12 +31,16 @@ def main(arguments: list[str]) -> int:
     started = False
     while not link.closed:
         # Other ranks may wake this one late, when it has been released: then there is no message.
-        for start in link.receive(wait=True):
-            assert isinstance(start, Start)
+        for message in link.receive(wait=True):
+            if isinstance(message, Stop):
+                return 0
+            if not isinstance(message, Start):
+                # It was sent before the service knew that this rank had lost another.
+                continue
             if not started:
-                configure("rank", ObserveConfig.model_validate_json(start.observe))
+                configure("rank", ObserveConfig.model_validate_json(message.observe))
             started = True
-            status = rank.run(start)
+            status = rank.run(message)
             if status is not None:
                 return status
     return 0

@@ -8,10 +8,10 @@ import psutil
 from engine.batch import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.oracle.backend import OracleBackend
-from engine.parallel.layout import Place
 from engine.parallel.peers import Peers
 from engine.rank.gpu import take_gpu
 from engine.rank.link import Rendezvous
+from mesh.errors import EngineFailed
 from mesh.start_times import StartTimes
 
 if TYPE_CHECKING:
@@ -31,9 +31,14 @@ class Backends:
         self._peers = peers
         self._rendezvous = rendezvous
         self._exchange: RankExchange | None = None
+        # Whether the exchange reaches the present peers.
+        self._connected = False
+        self._on_gpu = False
         # Sets how long a GPU waits for another rank's GPU.
         self._limit: Callable[[float], None] = lambda seconds: None
         self._model: Model | None = None
+        # `kv_namespace` of the configuration that loaded the model, and the checkpoint's fingerprint then.
+        self._loaded: tuple[str | None, str] = (None, "")
         self._warm: set[StepKind] = set()
 
     def make(self, config: EngineConfig, times: StartTimes | None = None) -> Backend:
@@ -56,7 +61,7 @@ class Backends:
         # This asks NVML, not the CUDA driver, which must not settle yet which GPUs this process sees.
         hardware = Hardware(torch.cuda.device_count(), psutil.virtual_memory().available)
         resolved = resolve(config, hardware)
-        if self._peers is not None and self._exchange is None:
+        if self._peers is not None and not self._connected:
             self._connect(self._peers, resolved.device, hardware)
         self._limit(STARTING_SECONDS)
         speeds = None if config.warm_up == "off" else cache_folder()
@@ -64,12 +69,35 @@ class Backends:
         if resolved.warm_up:
             # Without the warm-up a rank may still compile while it serves.
             self._limit(SERVING_SECONDS)
-        self._model = backend.weights
+        loaded = config.kv_namespace, backend.namespace.weights_fingerprint
+        if self._model is not None and loaded[0] == self._loaded[0] and loaded != self._loaded:
+            raise EngineFailed(f"{config.model_dir} has another checkpoint now than the one that this rank has loaded")
+        self._model, self._loaded = backend.weights, loaded
         return backend
 
+    @property
+    def can_regroup(self) -> bool:
+        """Whether what was loaded can serve with the ranks of another group, in place of some that were lost. On GPUs
+        NCCL's communicators, which wait for those, would have to be aborted first.
+        """
+        return not self._on_gpu
+
+    def regroup(self, peers: Peers, config: EngineConfig) -> None:
+        """Have the next backend exchange with the ranks of a new group. It keeps the weights, unless experts move: what
+        a rank that was lost held of them is not known to the one that replaces it.
+        """
+        self._peers, self._connected = peers, False
+        if config.settled_balance.interval_steps is not None or config.balance.placement_file is not None:
+            self._model = None
+
     def _connect(self, peers: Peers, device: str, hardware: Hardware) -> None:
+        self._on_gpu = device != "cpu"
         within, place = self._within_host(peers, device, hardware), peers.in_worker
-        self._exchange = within if place.layout.hosts == 1 else self._over_hosts(place, within, device)
+        if place.layout.hosts == 1:
+            self._exchange = within
+        else:
+            self._exchange = self._over_hosts(peers, within, device)
+        self._connected = True
 
     def _within_host(self, peers: Peers, device: str, hardware: Hardware) -> "RankExchange":
         if device == "cpu":
@@ -85,14 +113,18 @@ class Backends:
         self._limit = exchange.limit
         return exchange
 
-    def _over_hosts(self, place: Place, within: "RankExchange", device: str) -> "RankExchange":
+    def _over_hosts(self, peers: Peers, within: "RankExchange", device: str) -> "RankExchange":
         import torch
 
         from engine.exchange.hosts import HostsExchange
         from engine.exchange.rail import AskedStore, Rail
 
         assert self._rendezvous is not None
-        number, hosts = place.on_host.rank, place.layout.hosts
+        place, number = peers.in_worker, peers.place.rank
         store = AskedStore(f"rail {number}", self._rendezvous.publish, self._rendezvous.look_up)
-        rail = Rail(store, place.host, hosts, torch.device(device))
+        rail = Rail(store, place.host, place.layout.hosts, torch.device(device), broken=lambda: peers.broken)
+        if isinstance(self._exchange, HostsExchange):
+            # The model refers to it.
+            self._exchange.regroup(within, rail)
+            return self._exchange
         return HostsExchange(place, within, rail, torch.device(device))

@@ -7,8 +7,8 @@ from contextlib import suppress
 import msgspec
 
 from engine.protocol.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
-from engine.protocol.messages import Found, LookUp, Publish, ToRank
-from mesh.errors import EngineFailed
+from engine.protocol.messages import Found, LookUp, Publish, Release, ToRank
+from mesh.errors import EngineFailed, RankLost
 from mesh.event_fd import EventFd
 
 # While more bytes wait for the service to read them, the engine pauses and still receives: a slow service neither fills
@@ -95,11 +95,15 @@ class Rendezvous:
         self._link.send(Publish(key, value))
 
     def look_up(self, key: str) -> bytes:
-        """What some rank publishes under the key. Raises EngineFailed if the worker ends before."""
+        """What some rank publishes under the key. Raises EngineFailed if the worker ends before, RankLost if the group
+        is released before all have met.
+        """
         self._link.send(LookUp(key))
         messages: list[ToRank] = []
         while not (messages or self._link.closed):
             messages = self._link.receive(wait=True)
+        if any(isinstance(message, Release) for message in messages):
+            raise RankLost("a host of the worker was lost before its ranks have met")
         if not (messages and isinstance(messages[0], Found)):
             raise EngineFailed("the worker ends before its ranks have met")
         return messages[0].value

@@ -36,6 +36,9 @@ _log = logging.getLogger("deepmesh.engine")
 # How long a rank that has lost another waits before it says so. The service ends the ranks that are left when one has
 # gone or hangs, and then names that one.
 LOST_SECONDS = 1.75
+# How long a rank that could keep its weights waits until its service says that a host was lost: longer than the service
+# takes to notice one that is silent.
+NOTICE_SECONDS = 10.0
 
 
 class Rank:
@@ -80,8 +83,11 @@ class Rank:
                     agent = make_agent(config, authorship, backend, self._wakeup, self._number, times)
                 constraints = self._make_constraints(config, backend)
                 times.mark("grammars")
-        except RankLost:
-            raise
+        except RankLost as error:
+            if not self._leaves_group(error):
+                raise
+            self._link.send(Released())
+            return None
         except MeshError as error:
             self._report(Failed(error.reason, error.message))
             return 1
@@ -100,11 +106,16 @@ class Rank:
             loop = RankLoop(self._link, engine, heartbeat)
         else:
             loop = FollowerLoop(self._link, backend, agreement, heartbeat)
-        self._link.send(_ready(config, backend, agent, times))
+        self._link.send(_ready(config, backend, agent, times, self._can_regroup))
         # Objects made by loading live as long as the process: garbage collections need not visit them.
         gc.freeze()
         heartbeat.start()
-        released = loop.run()
+        try:
+            released = loop.run()
+        except RankLost as error:
+            released = self._leaves_group(error)
+            if not released:
+                raise
         if agent is not None:
             agent.close()
         # Closed last: without heartbeats the service would soon take this rank for hanging.
@@ -114,10 +125,30 @@ class Rank:
         self._link.send(Released())
         return None
 
+    @property
+    def _can_regroup(self) -> bool:
+        over_hosts = self._peers is not None and self._peers.in_worker.layout.hosts > 1
+        return over_hosts and self._backends is not None and self._backends.can_regroup
+
+    def _leaves_group(self, error: RankLost) -> bool:
+        """After the loss of another rank, leave the group, if this rank can join a new one with its weights, and if the
+        service finds in time that another host was lost.
+        """
+        peers = self._peers
+        if peers is None or not self._can_regroup:
+            return False
+        _log.warning("this rank keeps its weights for a new group", extra={"fields": {"cause": error.message}})
+        if not peers.leave(NOTICE_SECONDS):
+            return False
+        self._peers = None
+        return True
+
     def _make_backend(self, config: EngineConfig, times: StartTimes) -> Backend:
+        if self._peers is None and self._group is not None:
+            self._peers = Peers(Place(Layout.of(config.parallel), self._number), self._group)
+            if self._backends is not None:
+                self._backends.regroup(self._peers, config)
         if self._backends is None:
-            if self._group is not None:
-                self._peers = Peers(Place(Layout.of(config.parallel), self._number), self._group)
             self._backends = Backends(self._peers, Rendezvous(self._link))
         else:
             assert self._config is not None
@@ -172,7 +203,9 @@ def make_agent(
     )
 
 
-def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None", times: StartTimes) -> Ready:
+def _ready(
+    config: EngineConfig, backend: Backend, agent: "TransferAgent | None", times: StartTimes, can_regroup: bool
+) -> Ready:
     return Ready(
         model=backend.model,
         namespace=backend.namespace,
@@ -188,6 +221,7 @@ def _ready(config: EngineConfig, backend: Backend, agent: "TransferAgent | None"
         device_name=backend.device_name,
         start_seconds=times.seconds,
         speed=backend.speed,
+        can_regroup=can_regroup,
     )
 
 

@@ -1,6 +1,7 @@
 """A worker on two hosts. Both services are in the test's process, the ranks in processes of their own."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,9 @@ from worker.ranks.group import RankGroup, RankMessage
 WORKER_ID = "decode-1"
 
 
-def worker_config(dp: int = 2, directory: Path | None = None, name: str = WORKER_ID, **engine: Any) -> WorkerConfig:
+def worker_config(
+    dp: int = 2, directory: Path | None = None, name: str = WORKER_ID, port: int = 0, **engine: Any
+) -> WorkerConfig:
     """The configuration of a decode worker. directory: if given, the worker has a certificate there for `name`."""
     tls = None if directory is None else certified(directory, Role.DECODE, name)
     engine = {"parallel": ParallelConfig(dp=dp, hosts=2), "max_requests": 16, "total_blocks": 200, **engine}
@@ -38,7 +41,7 @@ def worker_config(dp: int = 2, directory: Path | None = None, name: str = WORKER
         engine=oracle_config(**engine) if "model_dir" not in engine else EngineConfig(device="cpu", **engine),
         scheduler=NOWHERE,
         worker_id=WORKER_ID,
-        server=ServerConfig(port=0, drain_seconds=0.1),
+        server=ServerConfig(port=port, drain_seconds=0.1),
         security=SecurityConfig(tls=tls),
     )
 
@@ -58,11 +61,14 @@ async def join(config: WorkerConfig, server: MeshServer, number: int = 1) -> Non
 
 @dataclass
 class TwoHosts:
-    """first: the first host's service; other: the second host's; running: ends with the error that ended the worker."""
+    """other: the second host's service; first, port: the first host's, and where it listens, if it is the fixture's;
+    running: ends with the error that ended the worker.
+    """
 
     group: RankGroup
-    first: AsyncExitStack
     other: "asyncio.Task[None]"
+    first: AsyncExitStack = field(default_factory=AsyncExitStack)
+    port: int = 0
     transcript: Transcript = field(default_factory=Transcript)
     running: "asyncio.Task[EngineFailed]" = field(init=False)
     ranks: list[psutil.Process] = field(init=False)
@@ -73,6 +79,16 @@ class TwoHosts:
 
     def rank(self, number: int) -> psutil.Process:
         return next(rank for rank in self.ranks if _number(rank) == number)
+
+    def end_kept(self) -> None:
+        """End the first host's ranks if the group has left them to a program that does not follow here."""
+        if self.group.kept is not None:
+            for descriptor in self.group.kept.descriptors:
+                os.close(descriptor)
+            for each in self.group.kept.ranks:
+                process = psutil.Process(each.process_id)
+                process.kill()
+                process.wait()
 
     def _on_message(self, rank: int, message: RankMessage) -> None:
         assert isinstance(message, StepResult)
@@ -92,12 +108,16 @@ async def two_hosts(config: WorkerConfig) -> AsyncIterator[TwoHosts]:
         other = asyncio.create_task(join(config, server))
         await servicer.hosts.wait()
         group = await RankGroup.start(config.engine, hosts=servicer.hosts)
-        hosts = TwoHosts(group, first, other)
+        hosts = TwoHosts(group, other, first, server.port)
         try:
             yield hosts
         finally:
             hosts.running.cancel()
             await group.close(grace_seconds=30.0)
             servicer.hosts.close()
+            if hosts.running.done():
+                # The first host was lost for the second, which would wait for another.
+                other.cancel()
             await asyncio.gather(other, hosts.running, return_exceptions=True)
+            hosts.end_kept()
     assert not any(rank.is_running() for rank in hosts.ranks)

@@ -39,8 +39,9 @@ _log = logging.getLogger("deepmesh.worker")
 async def serve_host(config: WorkerConfig, role: WorkerRole, place: HostPlace) -> None:
     """Own this host's ranks until the first host's service stops them, or until a signal. Ready while they run.
 
-    config: must have the worker's id. Raises ConfigError if the first host refuses this one, EngineFailed if a rank or
-    the first host's service ends before it has stopped the ranks.
+    If the first host's service ends before, or lets this host go because another was lost, the ranks keep what they
+    have loaded, and this host joins again. config: must have the worker's id. Raises ConfigError if the first host
+    refuses this one, EngineFailed if a rank ends before it was stopped, or cannot keep what it has loaded.
     """
     resolved = settled(config, role)
     async with MeshServer(config.server, role.value, [], server_tls(config.security.tls)) as server:
@@ -66,15 +67,24 @@ async def _serve(
     assert config.worker_id is not None and place.first is not None
     join = wire.join(config.worker_id, place.number, config.engine.model_dump_json().encode(), own_version())
     async with service_channels(config.security.tls).open(place.first, Role(role.value)) as channel:
-        link = await _join(hosts_pb2_grpc.HostsServiceStub(channel), join, place.first)
-        ranks = await HostRanks.start(resolved, place.number, link)
+        stub, ranks, stopped = hosts_pb2_grpc.HostsServiceStub(channel), None, False
         try:
-            await server.ready()
-            _log.info("host ready", extra={"fields": {"host": place.number, "worker": config.worker_id}})
-            await link.run(ranks)
+            while not stopped:
+                link = await _join(stub, join, place.first)
+                try:
+                    ranks = ranks or await HostRanks.start(resolved, place.number)
+                    await server.ready()
+                    _log.info("host ready", extra={"fields": {"host": place.number, "worker": config.worker_id}})
+                    stopped = await link.run(ranks)
+                finally:
+                    link.close()
+                if not stopped:
+                    await server.drain()
+                    await ranks.keep()
+                    _log.warning("a host of the worker was lost: this one keeps its weights, and joins again")
         finally:
-            await ranks.close()
-            link.close()
+            if ranks is not None:
+                await ranks.close()
 
 
 async def _join(stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorkerRequest, first: str) -> FirstHostLink:
@@ -107,19 +117,20 @@ class FirstHostLink:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
 
-    async def run(self, ranks: HostRanks) -> None:
-        """Carry messages between the ranks and the first host until all ranks have stopped. Raises EngineFailed
-        otherwise.
+    async def run(self, ranks: HostRanks) -> bool:
+        """Carry messages between the ranks and the first host until all ranks have stopped, or until the first host
+        says no more, and then return False. Raises EngineFailed if a rank ends otherwise.
         """
-        owning, reading = asyncio.create_task(ranks.run()), asyncio.create_task(self._read(ranks))
+        owning, reading = asyncio.create_task(ranks.run(self)), asyncio.create_task(self._read(ranks))
         try:
             await asyncio.wait({owning, reading}, return_when=asyncio.FIRST_COMPLETED)
             if not owning.done():
                 reading.result()
-                raise EngineFailed("the service of the worker's first host has ended, or cannot be reached")
+                return False
             await self._outgoing.put(None)
             await asyncio.wait({reading}, timeout=FLUSH_SECONDS)
             owning.result()
+            return True
         finally:
             for task in (owning, reading):
                 task.cancel()

@@ -3,25 +3,32 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from engine.config import EngineConfig
+from engine.parallel.peers import GroupDescriptors
 from mesh.errors import ConfigError, EngineFailed, InvalidRequest, WorkerDraining
 from worker.hosts.comparison import difference, own_version
-from worker.hosts.line import Line
+from worker.hosts.host_group import GroupHandle, HostGroup
 from worker.hosts.remote_rank import RemoteRank
+
+RanksT = TypeVar("RanksT")
 
 _log = logging.getLogger("deepmesh.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedHost:
-    """number: of the host; send_record: sends a record to its first rank."""
+    """number: of the host; send_record: sends a record to its first rank; dismiss: has it join again later, once all
+    that was sent to it has arrived.
+    """
 
     number: int
     ranks: dict[int, RemoteRank]
     send_record: Callable[[bytes], None]
+    dismiss: Callable[[], None]
 
     def lost(self) -> None:
         error = EngineFailed(f"the service of host {self.number} has ended, or cannot be reached")
@@ -30,14 +37,20 @@ class JoinedHost:
 
 
 class JoinedHosts:
-    """Each host joins once. After that, the worker ends if the host does."""
+    """Each host joins once. If one is lost after that, this host's ranks can be taken into another group, with other
+    JoinedHosts.
+
+    Attributes:
+        ranks_a_host: how many ranks each host has, this one too.
+    """
 
     def __init__(self, engine: EngineConfig) -> None:
         """engine: the configuration that every host must have."""
         self._engine = engine
+        self.ranks_a_host = engine.parallel.ranks_a_host
         self._hosts: dict[int, JoinedHost] = {}
         self._all_joined = asyncio.Event()
-        self._line: Line | None = None
+        self._group: HostGroup | None = None
         self._carrying: asyncio.Task[None] | None = None
 
     def admit(self, number: int, engine: bytes, version: str) -> range:
@@ -63,8 +76,8 @@ class JoinedHosts:
             raise ConfigError(f"host {number} is configured otherwise than the worker's first host: {other}")
         if number in self._hosts:
             raise WorkerDraining(f"host {number} of this worker has joined before")
-        first = number * parallel.ranks_a_host
-        return range(first, first + parallel.ranks_a_host)
+        first = number * self.ranks_a_host
+        return range(first, first + self.ranks_a_host)
 
     def joined(self, host: JoinedHost) -> None:
         self._hosts[host.number] = host
@@ -89,25 +102,56 @@ class JoinedHosts:
         """The ranks of all joined hosts, in order."""
         return [rank for _, host in sorted(self._hosts.items()) for _, rank in sorted(host.ranks.items())]
 
-    async def open_line(self) -> int:
-        """Begin to carry records between this host's first rank and those of the others. Returns the descriptor of the
-        rank's end, which the caller must close.
+    async def open_group(self) -> GroupDescriptors:
+        """Make what this host's ranks share, and begin to carry their records to the other hosts and back. The ranks
+        inherit the result, which the caller must close.
         """
-        self._line, descriptor = await Line.open()
-        self._carrying = asyncio.create_task(self._line.run(self._on_own_record))
-        return descriptor
+        group, descriptors = await HostGroup.open(self.ranks_a_host)
+        self._carry_for(group)
+        return descriptors
+
+    async def take_group(self, handle: GroupHandle) -> None:
+        """The same for ranks that have it from their former group."""
+        self._carry_for(await HostGroup.take(self.ranks_a_host, handle))
+
+    def dismiss(self) -> None:
+        """Let all hosts go, because one was lost. Those that are left keep what their ranks have loaded, and join the
+        service that follows.
+        """
+        for host in self._hosts.values():
+            host.dismiss()
+
+    async def break_up(self, leave: Callable[[], Awaitable[RanksT]]) -> tuple[RanksT, GroupHandle]:
+        """Have this host's ranks leave their group: tell them, and wait for `leave`. Returns its result, and a handle
+        for `take_group`.
+        """
+        # From here on no record is passed on to this host: it would be taken for one of the next group.
+        group, self._group = self._group, None
+        assert group is not None and self._carrying is not None
+        try:
+            group.line.end()
+            left = await leave()
+            await self._carrying
+            group.renew()
+            return left, group.leave()
+        finally:
+            group.close()
 
     def carry(self, number: int, record: bytes) -> None:
         """Pass a host's record on to all others."""
-        if self._line is not None:
-            self._line.write(record)
+        if self._group is not None:
+            self._group.line.write(record)
         self._send(number, record)
 
     def close(self) -> None:
         if self._carrying is not None:
             self._carrying.cancel()
-        if self._line is not None:
-            self._line.close()
+        if self._group is not None:
+            self._group.close()
+
+    def _carry_for(self, group: HostGroup) -> None:
+        self._group = group
+        self._carrying = asyncio.create_task(group.line.run(self._on_own_record))
 
     async def _on_own_record(self, record: bytes) -> None:
         self._send(0, record)

@@ -55,7 +55,8 @@ class HostsServicer(hosts_pb2_grpc.HostsServiceServicer):
             yield hosts_pb2.JoinWorkerResponse(joined=hosts_pb2.Joined())
             while (response := await outgoing.get()) is not None:
                 yield response
-            await reader
+            if reader.done():
+                reader.result()
         finally:
             self.hosts.left(host)
             reader.cancel()
@@ -70,7 +71,12 @@ class HostsServicer(hosts_pb2_grpc.HostsServiceServicer):
         check_host(join.worker_id, join.host, self._role)
         numbers = self.hosts.admit(join.host, join.engine, join.version)
         ranks = {rank: _remote_rank(rank, outgoing) for rank in numbers}
-        host = JoinedHost(join.host, ranks, lambda record: outgoing.put_nowait(wire.record_to_host(record)))
+        host = JoinedHost(
+            join.host,
+            ranks,
+            send_record=lambda record: outgoing.put_nowait(wire.record_to_host(record)),
+            dismiss=partial(outgoing.put_nowait, None),
+        )
         self.hosts.joined(host)
         return host
 

@@ -129,6 +129,7 @@ class RankClient:
         rank: int = 0,
         name: str = "the engine process",
         authorship: Authorship | None = None,
+        rendezvous: HostsRendezvous | None = None,
     ) -> Self:
         """The client of a released rank, which keeps its weights; return once it is ready to serve as `config` says.
 
@@ -139,10 +140,10 @@ class RankClient:
         ours = socket.socket(fileno=handle.socket)
         reader, writer = await asyncio.open_connection(sock=ours, limit=RECEIVE_BYTES)
         client = cls(name, AdoptedProcess(handle.process_id), reader, writer, Pulse(handle.pulse), handle.pulse)
-        await client._load(start_message(config, observe, rank, authorship))
+        await client._load(start_message(config, observe, rank, authorship), rendezvous)
         return client
 
-    async def _load(self, start: Start | None, rendezvous: HostsRendezvous | None = None) -> None:
+    async def _load(self, start: Start | None, rendezvous: HostsRendezvous | None) -> None:
         """start: the first message; None if another service sends it."""
         started = False
         try:
@@ -231,6 +232,8 @@ class RankClient:
             raise EngineFailed(f"{self.name} ended with status {status} while it started: see its last lines")
         if isinstance(message, Failed):
             raise _start_error(message, self.name if isinstance(self._process, RemoteRank) else None)
+        if isinstance(message, Released):
+            raise EngineFailed(f"{self.name} has lost another rank of the worker while it started")
         assert isinstance(message, Ready)
         return message
 

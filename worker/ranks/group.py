@@ -1,4 +1,6 @@
-"""A worker's ranks as one: a request goes to the best rank, messages are merged, and the end of one rank ends all."""
+"""A worker's ranks as one: a request goes to the best rank, messages are merged, and the end of one rank ends all, or
+all but those that keep their weights.
+"""
 
 import asyncio
 import time
@@ -17,11 +19,12 @@ from mesh.rank_choice import choose_rank
 from transfer.block_macs import Authorship
 from worker.chains import found_blocks
 from worker.events.block_tokens import BlockTokens
-from worker.handover import RankHandle
+from worker.handover import KeptRanks
 from worker.hosts.joined import JoinedHosts
 from worker.hosts.rendezvous import HostsRendezvous
 from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.ranks.client import STOP_GRACE_SECONDS, RankClient
+from worker.ranks.loss import release_all, settle_loss
 from worker.ranks.view import RankView
 from worker.watchdog import END_SECONDS, STALLED_SECONDS, Watchdog, blamed
 
@@ -42,11 +45,16 @@ class RankGroup:
         views: the state of each of those ranks, as far as it is known.
         ready: the descriptions of the ranks after loading, merged.
         stalled: whether a rank has made no progress for a while; see `worker.watchdog`.
+        kept: this host's ranks, for `adopt`, once another host was lost and they have left their group; else None.
     """
 
-    def __init__(self, processes: Sequence[RankClient], tp: int = 1) -> None:
-        """processes: all ranks of the worker, in order; tp: how many neighbouring ranks compute a request together."""
+    def __init__(self, processes: Sequence[RankClient], tp: int = 1, hosts: JoinedHosts | None = None) -> None:
+        """processes: all ranks of the worker, in order; tp: how many neighbouring ranks compute a request together;
+        hosts: the worker's other hosts, if there are any.
+        """
         self.processes = processes
+        self._hosts = hosts
+        self.kept: KeptRanks | None = None
         self._tp = tp
         self.ranks = ranks = processes[::tp]
         self.views = [RankView(rank.ready) for rank in ranks]
@@ -73,24 +81,17 @@ class RankGroup:
         hosts: the worker's other hosts, if there are any; all must have joined.
         """
         ranks, ranks_a_host = config.parallel.world, config.parallel.ranks_a_host
-        line = None if hosts is None else await hosts.open_line()
-        shared = GroupDescriptors.create(ranks_a_host, line) if ranks > 1 else None
+        if hosts is None:
+            shared = GroupDescriptors.create(ranks_a_host) if ranks > 1 else None
+        else:
+            shared = await hosts.open_group()
         rendezvous = HostsRendezvous()
-        remote = [] if hosts is None else hosts.ranks
         try:
-            return await cls._of(
-                config,
-                [
-                    *(
-                        RankClient.start(config, observe, rank, _name(rank, config), shared, authorship, rendezvous)
-                        for rank in range(ranks_a_host)
-                    ),
-                    *(
-                        RankClient.reach(each, _name(rank, config), rendezvous)
-                        for rank, each in enumerate(remote, start=ranks_a_host)
-                    ),
-                ],
-            )
+            own = [
+                RankClient.start(config, observe, rank, _name(rank, config), shared, authorship, rendezvous)
+                for rank in range(ranks_a_host)
+            ]
+            return await cls._of(config, own, hosts, rendezvous)
         finally:
             if shared is not None:
                 shared.close()
@@ -98,28 +99,44 @@ class RankGroup:
     @classmethod
     async def adopt(
         cls,
-        handles: Sequence[RankHandle],
+        kept: KeptRanks,
         config: EngineConfig,
         observe: ObserveConfig | None = None,
         authorship: Authorship | None = None,
+        hosts: JoinedHosts | None = None,
     ) -> Self:
-        """Take over a worker's released ranks and return once all are ready. Raises what RankClient.adopt raises, after
-        ending all ranks.
+        """Take over the released ranks of a worker, or of its first host, and return once all ranks are ready. Raises
+        what RankClient.adopt raises, after ending all ranks.
+
+        hosts: as for `start`.
         """
-        return await cls._of(
-            config,
-            [
-                RankClient.adopt(handle, config, observe, rank, _name(rank, config), authorship)
-                for rank, handle in enumerate(handles)
-            ],
-        )
+        if hosts is not None:
+            assert kept.group is not None
+            await hosts.take_group(kept.group)
+        rendezvous = HostsRendezvous()
+        own = [
+            RankClient.adopt(handle, config, observe, rank, _name(rank, config), authorship, rendezvous)
+            for rank, handle in enumerate(kept.ranks)
+        ]
+        return await cls._of(config, own, hosts, rendezvous)
 
     @classmethod
-    async def _of(cls, config: EngineConfig, clients: Sequence[Coroutine[Any, Any, RankClient]]) -> Self:
-        starts = [asyncio.create_task(client) for client in clients]
+    async def _of(
+        cls,
+        config: EngineConfig,
+        own: Sequence[Coroutine[Any, Any, RankClient]],
+        hosts: JoinedHosts | None,
+        rendezvous: HostsRendezvous,
+    ) -> Self:
+        """own: clients of this host's ranks."""
+        others = [
+            RankClient.reach(each, _name(rank, config), rendezvous)
+            for rank, each in enumerate([] if hosts is None else hosts.ranks, start=len(own))
+        ]
+        starts = [asyncio.create_task(client) for client in (*own, *others)]
         started = False
         try:
-            group = cls(await asyncio.gather(*starts), Layout.of(config.parallel).tp)
+            group = cls(await asyncio.gather(*starts), Layout.of(config.parallel).tp, hosts)
             started = True
             return group
         finally:
@@ -179,37 +196,37 @@ class RankGroup:
     async def run(self, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
         """Call `on_message` with the rank and the message, for each message, in each rank's order.
 
-        If a rank dies or makes no progress, kill all ranks and return why. Call it once, and promptly: a rank whose
-        results are not read pauses after some MB.
+        If a rank dies or makes no progress, kill all ranks of its host, let the other hosts go, and return why. This
+        host's ranks are killed too if they cannot be kept. Call it once, and promptly: a rank whose results are not
+        read pauses after some MB.
         """
         tasks = [asyncio.create_task(self._read(number, on_message)) for number in range(len(self.processes))]
         tasks.append(asyncio.create_task(self._watch()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._failure = next(task.result() for task in tasks if task in done)
+            number, self._failure = next(task.result() for task in tasks if task in done)
+            self.kept = await settle_loss(self.processes, self._hosts, number)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for process in self.processes:
-            process.kill()
         return self._failure
 
-    async def release(self) -> list[RankHandle]:
+    async def release(self) -> KeptRanks:
         """Have all ranks forget all but their weights; `run` must continue until then. Afterwards this group no longer
         owns them.
 
         Raises EngineFailed if one ends instead.
         """
-        handles = await asyncio.gather(*(process.release() for process in self.processes))
+        kept = KeptRanks(await release_all(self.processes))
         self._released = True
-        return handles
+        return kept
 
     async def close(self, grace_seconds: float = STOP_GRACE_SECONDS) -> None:
         """Stop all ranks, by force after the grace. May be called twice. Their requests are lost. Released ranks are
         left alone.
         """
-        if self._released:
+        if self._released or self.kept is not None:
             return
         await asyncio.gather(*(process.close(grace_seconds) for process in self.processes))
 
@@ -232,9 +249,9 @@ class RankGroup:
             raise EngineFailed(self._failure.message)
         return self.ranks[self.rank_of(key)]
 
-    async def _read(self, number: int, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
-        """Read a process's messages until it dies; returns why it died. Only the first process of a TP group sends
-        messages.
+    async def _read(self, number: int, on_message: Callable[[int, RankMessage], None]) -> tuple[int, EngineFailed]:
+        """Read a process's messages until it dies; returns its number, and why it died. Only the first process of a TP
+        group sends messages.
         """
         client, rank = self.processes[number], number // self._tp
         view = self.views[rank]
@@ -244,12 +261,12 @@ class RankGroup:
                     view.observe(message)
                 on_message(rank, message)
         except EngineFailed as error:
-            return error
+            return number, error
         status = await asyncio.shield(client.closed)
-        return EngineFailed(f"{client.name} ended with status {status}")
+        return number, EngineFailed(f"{client.name} ended with status {status}")
 
-    async def _watch(self) -> EngineFailed:
-        """Watch the heartbeats; returns why, once a rank hangs."""
+    async def _watch(self) -> tuple[int, EngineFailed]:
+        """Watch the heartbeats; returns a rank's number, and why, once it hangs."""
         watchdogs = [Watchdog() for _ in self.processes]
         last = time.monotonic()
         while True:
@@ -266,7 +283,7 @@ class RankGroup:
             if longest >= END_SECONDS:
                 number = blamed(stalls, min(STALLED_SECONDS, END_SECONDS))
                 name, cause = self.processes[number].name, stalls[number].cause
-                return EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
+                return number, EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
 
 
 def _name(rank: int, config: EngineConfig) -> str:

@@ -107,18 +107,18 @@ class RankHost:
         """
         told = config.rank_engine, config.observe, config.authorship(endpoint)
         service_seconds = _seconds_since_begin(handover)
-        if handover is not None and handover.ranks:
-            group = await RankGroup.adopt(handover.ranks, *told)
+        others = hosts if config.engine.parallel.hosts > 1 else None
+        if others is not None:
+            await others.wait()
+        if handover is not None and handover.kept is not None:
+            group = await RankGroup.adopt(handover.kept, *told, others)
         else:
-            others = hosts if config.engine.parallel.hosts > 1 else None
-            if others is not None:
-                await others.wait()
             group = await RankGroup.start(*told, others)
         seconds = _seconds_since_begin(handover)
         _log_start({"service": service_seconds, **group.ready.start_seconds, "all": seconds})
         if handover is not None:
-            fields = {"role": role.value, "seconds": round(seconds, 3)}
-            _log.info("the worker has changed its role", extra={"fields": fields})
+            what = "the worker has changed its role" if others is None else "the worker has formed again"
+            _log.info(what, extra={"fields": {"role": role.value, "seconds": round(seconds, 3)}})
         return cls.of(group, config, role, endpoint, channels, can_prefill)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Ranks of one worker on two hosts: what one is told comes to the other, and the end of any part ends all."""
+"""Ranks of one worker on two hosts: what one is told comes to the other, and one that is left keeps its ranks."""
 
 import asyncio
 from pathlib import Path
@@ -13,10 +13,11 @@ from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import VOCABULARY, prompt_of
 from tests.support.oracle_model import assert_greedy, load_oracle
 from tests.support.running_group import submit_to
-from tests.support.two_hosts import first_host, join, two_hosts, worker_config
+from tests.support.two_hosts import TwoHosts, first_host, join, two_hosts, worker_config
 from tests.support.waiting import eventually
 from worker.hosts import first_host_link
 from worker.hosts.comparison import own_version
+from worker.ranks.group import RankGroup
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.check("hosts"))])
@@ -58,11 +59,36 @@ async def test_a_killed_rank_of_the_second_host_is_named() -> None:
             await hosts.other
 
 
-async def test_the_end_of_the_first_hosts_service_ends_the_second() -> None:
+async def test_ranks_of_the_first_host_outlive_the_second() -> None:
     async with two_hosts(worker_config()) as hosts:
+        hosts.rank(1).kill()
+        await hosts.running
+        kept = hosts.group.kept
+        assert kept is not None and [each.process_id for each in kept.ranks] == [hosts.rank(0).pid]
+        assert kept.group is not None and hosts.rank(0).is_running()
+
+
+async def test_ranks_of_the_second_host_serve_a_new_first_host() -> None:
+    prompt = prompt_of(100, seed=1)
+    async with two_hosts(worker_config()) as hosts:
+        keys = [submit_to(hosts.group, prompt, 1000) for _ in range(2)]
+        await eventually(lambda: all(hosts.transcript.token_ids.get(key) for key in keys))
+        left = hosts.rank(1)
+        hosts.rank(0).kill()
+        assert (await hosts.running).message == "rank 0 of 2 (host 0) ended with status -9"
+        assert hosts.group.kept is None
         await hosts.first.aclose()
-        with pytest.raises(EngineFailed, match="the service of the worker's first host has ended"):
+        async with first_host(worker_config(port=hosts.port)) as (servicer, _):
+            await servicer.hosts.wait()
+            again = TwoHosts(await RankGroup.start(worker_config().engine, hosts=servicer.hosts), hosts.other)
+            assert again.rank(1) == left
+            keys = [submit_to(again.group, prompt, 20) for _ in range(2)]
+            await eventually(lambda: len(again.transcript.ends) == 2)
+            again.running.cancel()
+            await again.group.close(grace_seconds=30.0)
             await hosts.other
+            servicer.hosts.close()
+    assert [again.transcript.token_ids[key] for key in keys] == [oracle_tokens(prompt, 20, VOCABULARY)] * 2
 
 
 async def test_a_host_configured_otherwise_is_told_and_gives_up() -> None:

@@ -47,7 +47,8 @@ class HostsServiceServicer:
     def JoinWorker(self, request_iterator, context):
         """Called on the first host by the service of every other host. The stream is the host's membership: while it lasts,
         the host owns its ranks, and the stream carries what its ranks and the first host's service send to each other. If
-        it breaks, both sides end the worker.
+        it ends before the ranks have stopped, a host was lost: on each side the ranks keep what they have loaded if they
+        can, and the host joins again, with a new call.
 
         Messages of one rank stay in order. The first message of the stream is `join`. The first answer is `joined`, once
         the host has been accepted; the host then starts its ranks.

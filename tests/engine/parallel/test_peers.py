@@ -1,0 +1,34 @@
+"""Ranks of a host that form one group after another over the same memory."""
+
+import threading
+
+import pytest
+
+from engine.parallel.layout import Layout, Place
+from engine.parallel.peers import GroupDescriptors, Peers, prepare_memory
+from mesh.errors import RankLost
+from tests.support.shapes import decoding
+
+LAYOUT = Layout(dp=2, ep=2)
+
+
+def test_ranks_agree_again_after_they_have_left_a_group() -> None:
+    descriptors = GroupDescriptors.create(2)
+    first, second = (Peers(Place(LAYOUT, rank), descriptors, 20.0) for rank in range(2))
+    assert second.leave(0) and first.broken
+    # It has proposed, in vain.
+    with pytest.raises(RankLost, match="rank 1 of 2 has ended"):
+        first.steps.agree(decoding(7))
+    assert first.leave(0)
+    prepare_memory(descriptors.memory, 2)
+    first, second = (Peers(Place(LAYOUT, rank), descriptors, 20.0) for rank in range(2))
+    assert not first.broken and not second.steps.due
+    agreed = []
+    other = threading.Thread(target=lambda: agreed.append(second.steps.agree(decoding(3))))
+    other.start()
+    assert first.steps.agree(decoding(2)) == decoding(3)
+    other.join()
+    assert agreed == [decoding(3)]
+    for peers in (first, second):
+        peers.close()
+    descriptors.close()
