@@ -27,7 +27,7 @@ class TransferConfig(Config):
     """How long a fetch from a KV store may take."""
     map_stores: Literal["auto"] | bool = "auto"
     """Copy blocks from a KV store on the same host straight out of its memory, where this process may map it; false has
-    UCX bring them. auto: unless the KV is on a GPU, where this has not run yet.
+    UCX bring them. auto: unless the KV is on a GPU, which has only been seen to get 5.8 GB/s so.
     """
     transports: str | None = None
     """UCX transports to choose from, in UCX's own syntax, e.g. "tcp" or "posix,self"; null leaves the choice to UCX."""

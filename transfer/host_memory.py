@@ -98,11 +98,12 @@ class HostMemory:
                 plane[rows] = packed[:, columns]
         return Done(right)
 
-    def gathered_checksum(self, tile: Tile, blocks: Sequence[int], key: bytes) -> bytes:
-        """The checksum that `gather` gives of the tile's layers of these blocks."""
-        pieces = [self.pieces(tile, block) for block in blocks]
-        gathered = pieces[0] if len(pieces) == 1 else np.stack(pieces, axis=1)
-        return segment_checksum(gathered.reshape(-1), gathered.size, key)
+    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes) -> Done[bool]:
+        rows = self._rows_of(first_layer, layer_count, blocks).reshape(layer_count, len(blocks)).T.reshape(-1)
+        packed = staging[: len(rows) * self.piece_bytes].reshape(len(rows), self.piece_bytes)
+        for plane, columns in self._parts():
+            plane[rows] = packed[:, columns]
+        return Done(True)
 
     def copy(self, tile: Tile, block: int, source: "HostMemory", source_block: int) -> None:
         """Copy the tile's layers of a block of another memory to this block.

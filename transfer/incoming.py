@@ -18,7 +18,9 @@ _NUMBER_BYTES = 9
 
 
 class Stager(Protocol):
-    """Where an announced segment is copied to a slot from, if its sender does not send it."""
+    """Where an announced segment is copied to a slot from, if its sender does not send it. In the slot it has the
+    layers of its first block, then those of the next.
+    """
 
     def has(self, incoming: "Incoming", index: int) -> bool:
         """Whether the segment lies there."""
@@ -58,7 +60,7 @@ class Incoming(Landing):
         on_end: called once by the receiver; from then on nothing writes to the blocks. mac_sink: handles the MACs of
         its blocks; None between workers. source, stager: where its segments are read, if they are not sent.
         """
-        super().__init__(sizes, deadline, with_checksums=source is None)
+        super().__init__(sizes, deadline, with_checksums=source is None and stager is None)
         self.source = source
         self.stager = stager
         self.tiles = tiles

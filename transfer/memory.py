@@ -96,6 +96,12 @@ class KvMemory(Protocol):
         """
         ...
 
+    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any) -> Pending[bool]:
+        """Copy the pieces from the start of `staging` to the blocks, whatever they are: there the layers of the first
+        block come first, then those of the next. The result is True. Work that begins after completion sees them.
+        """
+        ...
+
 
 def staged_pieces(memory: KvMemory, staging: Any, size_bytes: int) -> list[memoryview]:
     """The pieces at the start of a staging buffer, in order."""

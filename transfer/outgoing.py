@@ -24,8 +24,6 @@ class Outgoing:
     ended: Callable[["Outgoing"], None]
     # Supplies the MACs of its blocks; None between workers.
     macs: MacSource | None = None
-    # Whether a receiver that reads the blocks where they lie copies segments to slots first: see `Lookup.staged`.
-    staged: bool = False
     # When all of it was computed and nothing had been sent yet, on the caller's clock; None if there was no such time.
     ready_at: float | None = None
     # Written by the sender.

@@ -225,7 +225,7 @@ class Receiver:
         self.give_up(incoming, NOT_BELIEVED, f"what was read from the sender's memory is refused: {refusal}")
 
     def _begin_copy(self, incoming: Incoming, index: int) -> None:
-        """Verify a received segment, and copy it to its blocks."""
+        """Verify a segment in its slot, and copy it to its blocks."""
         refusal = self._refusal_of_macs(incoming, index)
         if refusal is not None:
             self._refused.add(refusal)
@@ -233,16 +233,26 @@ class Receiver:
             return
         tile = incoming.tiles[index]
         blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
-        staging, checksum = self._staging[incoming.slot(index)], incoming.checksum(index)
-        landed = self._memory.land(tile.first_layer, tile.layer_count, blocks, staging, incoming.secret, checksum)
+        layers, staging = (tile.first_layer, tile.layer_count), self._staging[incoming.slot(index)]
+        if incoming.is_sent:
+            landed = self._memory.land(*layers, blocks, staging, incoming.secret, incoming.checksum(index))
+        else:
+            landed = self._memory.place(*layers, blocks, staging)
         self._copies.append(_Copy(incoming, index, landed))
 
     def _refusal_of_macs(self, incoming: Incoming, index: int) -> str | None:
         if incoming.mac_sink is None:
             return None
-        tile, staging = incoming.tiles[index], self._staging[incoming.slot(index)]
-        pieces = partial(staged_pieces, self._memory, staging, self._size(tile))
-        return incoming.mac_sink.refusal(tile, incoming.macs(index), pieces)
+        tile = incoming.tiles[index]
+        return incoming.mac_sink.refusal(tile, incoming.macs(index), partial(self._pieces, incoming, index))
+
+    def _pieces(self, incoming: Incoming, index: int) -> list[memoryview]:
+        """A segment's pieces in its slot, layer by layer."""
+        tile = incoming.tiles[index]
+        staged = staged_pieces(self._memory, self._staging[incoming.slot(index)], self._size(tile))
+        if incoming.is_sent:
+            return staged
+        return [piece for layer in range(tile.layer_count) for piece in staged[layer :: tile.layer_count]]
 
     def _end_verified(self) -> bool:
         ended = False

@@ -60,7 +60,9 @@ class BlockMac(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
-    """What the sender announces for each segment. The receiver copies to live blocks only bytes with this checksum."""
+    """What the sender announces for each segment. Of those that are sent, the receiver copies to live blocks only bytes
+    with this checksum.
+    """
 
     segment: int
     size_bytes: int
@@ -71,8 +73,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     macs: tuple[BlockMac | None, ...] = ()
     # Where the sender runs; None if it was told which transports to use.
     origin: Origin | None = None
-    # The blocks of the sender's memory, if the segment is read there. `checksum` is then empty, unless the receiver
-    # copies segments to slots first.
+    # The blocks of the sender's memory, if the segment is read there. `checksum` is then empty.
     sources: tuple[int, ...] = ()
 
 

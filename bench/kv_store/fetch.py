@@ -3,10 +3,10 @@
     python -m bench.kv_store.fetch [--blocks 34] [--layers 61] [--rounds 9] [--gpu 0]
 
 A worker and a store are two processes. Mapped, the worker copies blocks from the store's memory into its own, in random
-order, and verifies them there. Over UCX the store gathers blocks from its slab, hashes and sends them; the worker
-verifies and scatters them. "Checked" is a worker that also checks the MAC of every block. Copy is one array copied to
-another by one thread, the ceiling; bare is one sent to another over UCX, in messages of a slot's size. All alternate
-within one run; figures are medians, and ratios are medians over the rounds.
+order, and the store confirms that they were leased. Over UCX the store gathers blocks from its slab, hashes and sends
+them; the worker verifies and scatters them. "Checked" is a worker that also checks the MAC of every block. Copy is one
+array copied to another by one thread, the ceiling; bare is one sent to another over UCX, in messages of a slot's size.
+All alternate within one run; figures are medians, and ratios are medians over the rounds.
 
 With --gpu the worker's blocks are on that GPU: what is mapped is copied to a slot there, and page-locked as it is first
 read. Copy is one from page-locked memory to the GPU, and there is no bare.

@@ -143,6 +143,11 @@ class DeviceMemory:
         staging.done.record(self._stream)
         return _Landed(staging)
 
+    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: DeviceSlot) -> "_Placed":
+        staging.segment.place(first_layer, layer_count, blocks)
+        staging.done.record(self._stream)
+        return _Placed(staging)
+
 
 class _Enqueued:
     """A slot's job on the device."""
@@ -168,6 +173,12 @@ class _Landed(_Enqueued):
         """To be called before the slot's next job."""
         self._slot.done.synchronize()
         return self._slot.segment.landed()
+
+
+class _Placed(_Enqueued):
+    def result(self) -> bool:
+        self._slot.done.synchronize()
+        return True
 
 
 def _table_of(key: bytes) -> Table:

@@ -108,8 +108,8 @@ def _to_compute(row: Row) -> Row:
 
 
 class _WatchedMemory:
-    """A KvMemory that notes what is written to it. The transfer thread calls `land`. The other attributes are read
-    once, before that thread starts.
+    """A KvMemory that notes what is written to it. The transfer thread calls `land` and `place`. The other attributes
+    are read once, before that thread starts.
     """
 
     def __init__(self, memory: KvMemory, landings: deque[tuple[LandedKv, Pending[object]]]) -> None:
@@ -142,6 +142,11 @@ class _WatchedMemory:
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, checksum: bytes
     ) -> Pending[bool]:
         pending = self._memory.land(first_layer, layer_count, blocks, staging, key, checksum)
+        self._landings.append((LandedKv(first_layer, layer_count, list(blocks)), pending))
+        return pending
+
+    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any) -> Pending[bool]:
+        pending = self._memory.place(first_layer, layer_count, blocks, staging)
         self._landings.append((LandedKv(first_layer, layer_count, list(blocks)), pending))
         return pending
 

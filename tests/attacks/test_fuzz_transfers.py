@@ -49,7 +49,6 @@ lookups = st.builds(
     traceparent=st.text(max_size=60),
     draft_layers=st.just(DRAFT_LAYERS) | numbers,
     mapped=st.booleans(),
-    staged=st.booleans(),
 )
 macs = st.none() | st.builds(
     BlockMac, st.text(max_size=5), st.binary(max_size=20), st.binary(max_size=40), st.binary(max_size=10)

@@ -59,6 +59,9 @@ class SlowMemory:
     ) -> Copying:
         return self._later(lambda: self._memory.land(first_layer, layer_count, blocks, staging, key, checksum))
 
+    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any) -> Copying:
+        return self._later(lambda: self._memory.place(first_layer, layer_count, blocks, staging))
+
     def _later(self, copy: Callable[[], Done[Any]]) -> Copying:
         self.copies.append(Copying(copy))
         return self.copies[-1]

@@ -92,3 +92,13 @@ def test_a_piece_is_what_all_planes_hold_of_it() -> None:
     assert receiver.land(1, 2, [2, 3, 1], staging, b"key", checksum).result()
     for plane, other in zip(planes, others, strict=True):
         assert (other[1:3][:, [2, 3, 1]] == plane[1:3][:, [4, 0, 6]]).all() and other.any(axis=2).sum() == 6
+
+
+def test_blocks_with_their_layers_in_a_row_are_placed() -> None:
+    planes = [np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, size), np.uint8) for size in (40, 12)]
+    others = [np.zeros_like(plane) for plane in planes]
+    found = np.concatenate([plane[1:3][:, [4, 0, 6]] for plane in planes], axis=2)
+    memory, staging = HostMemory(*others), found.transpose(1, 0, 2).reshape(-1)
+    assert memory.place(1, 2, [2, 3, 1], staging).result()
+    for plane, other in zip(planes, others, strict=True):
+        assert (other[1:3][:, [2, 3, 1]] == plane[1:3][:, [4, 0, 6]]).all() and other.any(axis=2).sum() == 6

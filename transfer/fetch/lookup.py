@@ -47,9 +47,6 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True):
     draft_layers: int = 0
     # Whether the worker has mapped the store's memory, so that it can copy the blocks itself.
     mapped: bool = False
-    # Whether it has mapped the memory and copies each segment to a slot first, where it has the checksum of a segment
-    # that was sent. Stores of the previous version send the blocks.
-    staged: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

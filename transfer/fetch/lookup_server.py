@@ -230,7 +230,7 @@ class LookupServer:
 
     def _answer(self, session: _Session, lookup: Lookup, found: Found, life: span) -> None:
         blocks = found.blocks
-        segment_bytes, mapped = min(self._segment_bytes, lookup.segment_bytes), lookup.mapped or lookup.staged
+        segment_bytes, mapped = min(self._segment_bytes, lookup.segment_bytes), lookup.mapped
         if mapped:
             segment_bytes = min(segment_bytes, max(PART_BYTES, self._memory.piece_bytes))
         drafted = found.drafted if lookup.draft_layers == self._draft_layers else 0
@@ -253,7 +253,6 @@ class LookupServer:
             blocks=blocks,
             ended=partial(self._ended, session, lookup, life),
             macs=Keeping(self._kept, blocks) if lookup.with_macs else None,
-            staged=lookup.staged,
         )
         carrier = self._referrals if mapped else self._sender
         self._open[session.session_id, lookup.sequence] = _Open(

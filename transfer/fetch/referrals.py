@@ -72,7 +72,7 @@ class Referrals:
         message = Announcement(
             segment=index,
             size_bytes=tile.pieces * self._memory.piece_bytes,
-            checksum=self._memory.gathered_checksum(tile, blocks, outgoing.secret) if outgoing.staged else b"",
+            checksum=b"",
             transport=MAPPED,
             macs=macs,
             sources=tuple(blocks),

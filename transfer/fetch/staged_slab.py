@@ -1,4 +1,4 @@
-"""A store's memory, mapped by a worker of its host: segments are copied from there to staging slots, as if received."""
+"""A store's memory, mapped by a worker of its host: its blocks are copied from there to staging slots."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,9 @@ from transfer.transport import Transmission
 
 
 class StagedSlab:
-    """For workers whose blocks are not in plain host memory: `mapped_slab` has the way of those whose are."""
+    """For workers whose blocks are not in plain host memory: `mapped_slab` has the way of those whose are, and how they
+    know that what they copied is right.
+    """
 
     def __init__(self, handle: SlabHandle, memory: KvMemory) -> None:
         """memory: the worker's own. Raises OSError if this process cannot map the slab, or the memory's device cannot
@@ -30,17 +32,18 @@ class StagedSlab:
         return lies_in(self._handle, incoming.tiles[index], incoming.sources(index))
 
     def stage(self, incoming: Incoming, index: int, staging: Any) -> Transmission:
-        """Begin to copy an announced segment, which the slab has, to `staging`."""
+        """Begin to copy an announced segment, which the slab has, to `staging`, block by block."""
         return self._source.stage(list(self._runs(incoming.tiles[index], incoming.sources(index))), staging)
 
     def _runs(self, tile: Tile, sources: Sequence[int]) -> Iterator[Run]:
-        """A segment has the layers of its blocks one after the other, the slab its blocks: of one block that is the
-        same.
-        """
-        layers, piece_bytes = self._handle.layers, self._handle.piece_bytes
-        together = tile.layer_count if len(sources) == 1 else 1
-        for layer in range(0, tile.layer_count, together):
-            for number, source in enumerate(sources):
-                start = source * layers + tile.first_layer + layer
-                place = layer * len(sources) + number
-                yield Run(start * piece_bytes, place * piece_bytes, together * piece_bytes)
+        """Blocks that are neighbours in the slab are one run."""
+        piece_bytes = self._handle.piece_bytes
+        block_bytes, size = self._handle.layers * piece_bytes, tile.layer_count * piece_bytes
+        run = Run(sources[0] * block_bytes + tile.first_layer * piece_bytes, 0, 0)
+        for source in sources:
+            start = source * block_bytes + tile.first_layer * piece_bytes
+            if start != run.start + run.size_bytes:
+                yield run
+                run = Run(start, run.place + run.size_bytes, 0)
+            run = run._replace(size_bytes=run.size_bytes + size)
+        yield run

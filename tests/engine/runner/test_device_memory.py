@@ -64,6 +64,17 @@ def test_only_pieces_as_announced_land_where_they_belong(flipped: bool) -> None:
     assert torch.equal(target.cpu(), before)
 
 
+def test_blocks_with_their_layers_in_a_row_are_placed() -> None:
+    pool, before = random_pool(), random_pool()
+    target = before.cuda()
+    memory = device_memory(target)
+    staging = memory.allocate_staging(2 * 2 * memory.piece_bytes)
+    staging.tensor.copy_(pool[1:3, [7, 3]].transpose(0, 1).flatten())
+    assert memory.place(1, 2, [0, 5], staging).result()
+    before[1:3, [0, 5]] = pool[1:3, [7, 3]]
+    assert torch.equal(target.cpu(), before)
+
+
 @pytest.mark.parametrize("region_bytes", [4096, 1 << 20])
 def test_bytes_that_another_process_shares_are_staged(region_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those across the borders of regions that are locked one by one."""

@@ -63,7 +63,8 @@ def test_every_rank_has_the_tokens_that_the_first_draws(checkpoint: Path, sampli
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3fn"])
-def test_kv_that_lands_on_the_first_rank_reaches_all_pools(checkpoint: Path, kv_dtype: str) -> None:
+@pytest.mark.parametrize("sent", [True, False], ids=["sent", "mapped"])
+def test_kv_that_lands_on_the_first_rank_reaches_all_pools(checkpoint: Path, kv_dtype: str, sent: bool) -> None:
     prompt = random_prompt(70)
 
     def compute(peers: Peers) -> torch.Tensor:
@@ -74,7 +75,12 @@ def test_kv_that_lands_on_the_first_rank_reaches_all_pools(checkpoint: Path, kv_
             staging[:] = np.random.default_rng(0).integers(0, 60, len(staging), np.uint8)
             size_bytes = memory.layers * 2 * memory.piece_bytes
             checksum = segment_checksum(staging, size_bytes, KEY)
-            assert memory.land(0, memory.layers, [3, 5], staging, KEY, checksum).result()
+            landed = (
+                memory.land(0, memory.layers, [3, 5], staging, KEY, checksum)
+                if sent
+                else memory.place(0, memory.layers, [3, 5], staging)
+            )
+            assert landed.result()
         rows = [prompt_row(prompt, 64, 70, [3, 1])]
         execute(backend, Batch(0, rows if peers.place.leads else ()), shape_of(rows))
         return backend.state.kv_pool.float()

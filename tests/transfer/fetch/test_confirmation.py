@@ -1,18 +1,22 @@
 """A fetch of mapped blocks, of which the store says at the end that it gave none of them away meanwhile."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from kvstore.store_memory import StoreMemory
 from mesh.domain.kv_identity import KvNamespace
 from tests.support.fake_transport import FakeTransport
+from tests.support.slow_memory import PromptMemory
 from tests.support.transfer_peer import KnownChains
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched
 from transfer.exchange import Exchange
 from transfer.fetch.lookup import Answer
 from transfer.fetch.replay import REPLAYED_MESSAGE
-from transfer.host_memory import HostMemory
+from transfer.host_memory import HostMemory, Pool
+from transfer.memory import KvMemory
 from transfer.seal import Kind, seal
 from transfer.tags import RECEIPT_TAG
 from transfer.tally import Tally
@@ -28,7 +32,7 @@ CONFIG = TransferConfig(slot_bytes=1 << 16, slots=2, landing_seconds=3.0, fetch_
 class Scene:
     """A store that holds blocks for three seconds, and a worker that waits for five."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[Pool], KvMemory] = HostMemory) -> None:
         self.now = 0.0
         self.events: list[Event] = []
         self.refused = Tally()
@@ -44,7 +48,7 @@ class Scene:
         )
         self.worker = Exchange(
             self.worker_end,
-            HostMemory(self.array),
+            place(self.array),
             CONFIG,
             lambda: self.now,
             self.events.append,
@@ -86,8 +90,13 @@ class Scene:
         return self.sent(self.store_end)
 
 
-def test_blocks_count_once_the_store_has_confirmed_their_lease() -> None:
-    scene = Scene()
+# Copied to the blocks at once, or to a slot first.
+WAYS = pytest.mark.parametrize("place", [HostMemory, PromptMemory])
+
+
+@WAYS
+def test_blocks_count_once_the_store_has_confirmed_their_lease(place: Callable[[Pool], KvMemory]) -> None:
+    scene = Scene(place)
     (lookup,) = scene.ask()
     (receipt,) = scene.ask(*scene.answer(lookup))
     assert receipt.tag == RECEIPT_TAG
@@ -101,9 +110,10 @@ def test_blocks_count_once_the_store_has_confirmed_their_lease() -> None:
     assert (fetched.blocks, fetched.size_bytes) == (BLOCKS, scene.array.size)
 
 
+@WAYS
 @pytest.mark.parametrize("ending", ["late", "closed"])
-def test_blocks_that_were_given_away_meanwhile_do_not_count(ending: str) -> None:
-    scene = Scene()
+def test_blocks_that_were_given_away_meanwhile_do_not_count(ending: str, place: Callable[[Pool], KvMemory]) -> None:
+    scene = Scene(place)
     (receipt,) = scene.ask(*scene.answer(*scene.ask()))
     if ending == "late":
         scene.now = 4.0

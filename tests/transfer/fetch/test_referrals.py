@@ -50,15 +50,6 @@ def test_a_segment_is_announced_with_its_places_once_ready() -> None:
     assert {(each.address, each.tag) for each in scene.transport.sends} == {(b"there", TAG)}
 
 
-def test_what_is_staged_has_a_sent_segments_checksum() -> None:
-    scene = Scene()
-    scene.outgoing.staged = True
-    staging = scene.memory.allocate_staging(2 * LAYERS * PIECE)
-    for each in scene.announced(BLOCKS):
-        gathered = scene.memory.gather(0, LAYERS, each.sources, staging, SECRET).result()
-        assert each.checksum == gathered
-
-
 def test_blocks_are_kept_until_the_worker_has_copied_them() -> None:
     scene = Scene()
     scene.announced(BLOCKS)

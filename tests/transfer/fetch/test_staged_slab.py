@@ -1,4 +1,4 @@
-"""Segments that a worker copies from a store's memory to its slots, and lands from there as if they had been sent."""
+"""Segments that a worker copies from a store's memory to its slots, and from there to its blocks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from transfer.block_macs import WRONG_BLOCK_MAC, Author, Authorship
 from transfer.checksum import Bytes
 from transfer.fetch.staged_slab import StagedSlab
 from transfer.incoming import Incoming
-from transfer.landing import WRONG_CHECKSUM, WRONG_SIZE
+from transfer.landing import WRONG_SIZE
 from transfer.mailbox import Mailbox
 from transfer.memory import Run
 from transfer.origin import LocalTcp
@@ -68,11 +68,10 @@ class Scene:
     def announcement(self, index: int) -> Announcement:
         tile = self.tiles[index]
         sources = SOURCES[tile.first_block :][: tile.block_count]
-        checksum = self.store.gathered_checksum(tile, sources, SECRET)
         pieces = [self.store.pieces(tile, block) for block in sources]
         by_layer = [each[layer].data for layer in range(tile.layer_count) for each in pieces]
         macs = AUTHOR.writes(HASHES).macs_of(tile, lambda: by_layer) if self.checked else ()
-        return Announcement(index, tile.pieces * PIECE, checksum, "mapped", macs, sources=sources)
+        return Announcement(index, tile.pieces * PIECE, b"", "mapped", macs, sources=sources)
 
     def hear(self, announcement: Announcement) -> None:
         sealed = seal(Kind.ANNOUNCEMENT, SECRET, announcement)
@@ -108,16 +107,14 @@ def test_announced_segments_land_in_their_places_alone(tiles: list[Tile], store_
 
 
 def spoil_bytes(scene: Scene) -> dict[str, Any]:
-    announced = scene.announcement(0)
     scene.store.block(SOURCES[0])[LAYERS * PIECE - 1] ^= 1
-    return {"checksum": announced.checksum, "macs": announced.macs}
+    return {}
 
 
 def give_the_block_away(scene: Scene) -> dict[str, Any]:
     """The store's lease has ended, and another block lies there."""
-    announced = scene.announcement(0)
     scene.store.block(SOURCES[0])[:] = scene.store.block(3)
-    return {"checksum": announced.checksum, "macs": announced.macs}
+    return {}
 
 
 def name_another_block(scene: Scene) -> dict[str, Any]:
@@ -125,9 +122,10 @@ def name_another_block(scene: Scene) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("change", [spoil_bytes, give_the_block_away, name_another_block])
-def test_other_bytes_than_the_announced_ones_never_reach_blocks(change: Callable[[Scene], dict[str, Any]]) -> None:
-    scene = Scene()
-    assert scene.take(**change(scene)) == WRONG_CHECKSUM
+def test_other_bytes_than_the_signed_ones_never_reach_blocks(change: Callable[[Scene], dict[str, Any]]) -> None:
+    scene = Scene(checked=True)
+    signed = scene.announcement(0).macs
+    assert scene.take(**{"macs": signed} | change(scene)) == WRONG_BLOCK_MAC
     assert scene.incoming.failure is not None and not scene.array.any()
     assert scene.slots.free == SLOTS
 
@@ -194,6 +192,37 @@ def test_a_slot_is_quarantined_if_its_fetch_ends_first() -> None:
     copies[0].finish()
     scene.receiver.poll(0.0)
     assert (scene.slots.free, scene.slots.quarantined) == (SLOTS, 0)
+
+
+class NotingSource:
+    """Copies nothing."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+
+    def stage(self, runs: Sequence[Run], staging: Any) -> FakeTransmission:
+        self.runs += runs
+        return FakeTransmission(staging)
+
+
+class NotingMemory(PromptMemory):
+    source: NotingSource
+
+    def host_source(self, mapped: Bytes) -> NotingSource:
+        NotingMemory.source = NotingSource()
+        return self.source
+
+
+def test_neighbouring_blocks_are_copied_as_one_run() -> None:
+    scene = Scene([Tile(0, LAYERS, 0, 4)], memory=NotingMemory)
+    scene.hear(scene.announcement(0))
+    block = LAYERS * PIECE
+    assert SOURCES == (4, 0, 1, 5)
+    assert NotingMemory.source.runs == [
+        Run(4 * block, 0, block),
+        Run(0, block, 2 * block),
+        Run(5 * block, 3 * block, block),
+    ]
 
 
 def test_a_copy_that_fails_ends_the_fetch() -> None:
