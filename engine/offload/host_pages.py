@@ -1,5 +1,6 @@
 """Page-locked host memory, from which a GPU copies without the processor."""
 
+import logging
 import mmap
 import time
 from collections.abc import Callable
@@ -8,6 +9,9 @@ import torch
 
 from mesh.errors import EngineFailed
 from mesh.huge_pages import huge_memory
+from mesh.memory_node import prefer_node
+
+_log = logging.getLogger("deepmesh.engine")
 
 # What is touched before it is known how fast the machine gives memory.
 FIRST_BYTES = 64 << 20
@@ -21,13 +25,17 @@ class HostPages:
         tensor: [bytes] uint8.
     """
 
-    def __init__(self, size_bytes: int, *, page_locked: bool, seconds: float | None = None) -> None:
+    def __init__(
+        self, size_bytes: int, *, page_locked: bool, seconds: float | None = None, node: int | None = None
+    ) -> None:
         """seconds: about how long it may take to lock them; fewer bytes are locked if the machine is too slow, and the
-        tensor has only those.
+        tensor has only those. node: of the machine's memory, which gives pages while it has some and the kernel obeys.
         """
         self._locked = False
         # Small pages would be locked one by one, which takes minutes for a model.
         self.tensor = torch.frombuffer(huge_memory(size_bytes), dtype=torch.uint8)
+        if node is not None:
+            _prefer(self.tensor, node)
         if page_locked:
             # All of torch's threads touch the pages in parallel; the driver would have one thread zero them.
             if seconds is None:
@@ -66,6 +74,14 @@ def touched(
         if clock() - began > seconds / 2:
             break
     return done
+
+
+def _prefer(memory: torch.Tensor, node: int) -> None:
+    try:
+        prefer_node(memory.data_ptr(), len(memory), node)
+    except OSError as error:
+        fields = {"node": node, "why": str(error)}
+        _log.info("host memory may be far from its GPU: the kernel takes no wish", extra={"fields": fields})
 
 
 def _touch(memory: torch.Tensor) -> None:

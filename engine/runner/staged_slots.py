@@ -36,8 +36,11 @@ class StagedSlots:
             self._staging = self._planes[0].new_empty((host_staged_blocks(block_bytes), sum(words)))
         except torch.OutOfMemoryError as error:
             raise EngineFailed("the GPU has no room for copies to host memory: lower engine.total_blocks") from error
+        node = _node_of(self._device)
         try:
-            self._pages = HostPages(count * block_bytes, page_locked=self._device.type == "cuda", seconds=seconds)
+            self._pages = HostPages(
+                count * block_bytes, page_locked=self._device.type == "cuda", seconds=seconds, node=node
+            )
         except OSError as error:
             raise MemoryError(str(error)) from error
         self.count = len(self._pages.tensor) // block_bytes
@@ -94,6 +97,16 @@ class StagedSlots:
         for start in range(0, len(first), size):
             part = first[start : start + size]
             yield self._staging[: len(part)], part, second[start : start + size]
+
+
+def _node_of(device: torch.device) -> int | None:
+    """The node of the host's memory that is nearest to a GPU."""
+    if device.type != "cuda":
+        return None
+    # Imported only here: it needs CUDA's bindings.
+    from engine.runner.device_node import node_of_gpu
+
+    return node_of_gpu(device.index)
 
 
 class _Queued:

@@ -1,5 +1,7 @@
 """Memory that is touched for as long as a start may wait for it."""
 
+import logging
+
 import pytest
 import torch
 
@@ -40,6 +42,13 @@ def test_as_much_is_touched_as_the_machine_gives_in_time(rate: float, expected: 
 def test_memory_smaller_than_the_first_part_is_touched_whole() -> None:
     memory, machine = torch.zeros(10, dtype=torch.uint8), Machine(1e9)
     assert touched(machine.touch, memory, 2.0, lambda: machine.now) == 10
+
+
+def test_a_node_that_is_not_there_ends_no_start(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "deepmesh.engine"):
+        assert len(HostPages(1 << 20, page_locked=False, node=500).tensor) == 1 << 20
+    (record,) = caplog.records
+    assert "far from its GPU" in record.message
 
 
 @pytest.mark.gpu
