@@ -14,11 +14,19 @@ LAST_SECONDS = 5.0
 
 
 class Backoff:
-    """Waits 0.1 s, doubled for each failure in a row up to 5 s; each pause is drawn from the upper half of that."""
+    """Waits 0.1 s, doubled for each failure in a row up to `last_seconds`; each pause is drawn from the upper half of
+    that.
+    """
 
-    def __init__(self, log: logging.Logger, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        log: logging.Logger,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        last_seconds: float = LAST_SECONDS,
+    ) -> None:
         self._log = log
         self._sleep = sleep
+        self._last_seconds = last_seconds
         self._seconds = FIRST_SECONDS
 
     def succeeded(self) -> None:
@@ -31,4 +39,4 @@ class Backoff:
         level = logging.WARNING if self._seconds == FIRST_SECONDS else logging.DEBUG
         self._log.log(level, "%s: %s", what, error.message)
         await self._sleep(self._seconds * random.uniform(0.5, 1.0))
-        self._seconds = min(2 * self._seconds, LAST_SECONDS)
+        self._seconds = min(2 * self._seconds, self._last_seconds)

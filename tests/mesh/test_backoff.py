@@ -18,11 +18,12 @@ async def fail(backoff: Backoff, times: int) -> None:
         await backoff.failed("not reporting", AWAY)
 
 
-async def test_each_failure_doubles_the_wait_up_to_five_seconds() -> None:
+@pytest.mark.parametrize("last", [5.0, 1.0])
+async def test_each_failure_doubles_the_wait_up_to_the_last(last: float) -> None:
     sleeps = Sleeps()
-    await fail(Backoff(logging.getLogger("test"), sleeps), 9)
+    await fail(Backoff(logging.getLogger("test"), sleeps, last), 9)
     for slept, most in zip(sleeps, (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0), strict=True):
-        assert most / 2 <= slept <= most
+        assert min(most, last) / 2 <= slept <= min(most, last)
 
 
 async def test_a_success_ends_the_row() -> None:

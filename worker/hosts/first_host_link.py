@@ -33,6 +33,9 @@ MOST_WAITING = 64
 # How long the ranks' last output may take to reach the first host.
 FLUSH_SECONDS = 2.0
 
+# The longest pause between two calls to a first host that does not answer. All ranks of the worker wait for this one.
+LAST_PAUSE_SECONDS = 1.0
+
 _log = logging.getLogger("deepmesh.worker")
 
 
@@ -89,7 +92,7 @@ async def _serve(
 
 async def _join(stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorkerRequest, first: str) -> FirstHostLink:
     """Call until the first host answers. Raises its answer if it never takes this host."""
-    backoff = Backoff(_log)
+    backoff = Backoff(_log, last_seconds=LAST_PAUSE_SECONDS)
     while True:
         link = FirstHostLink(stub, join)
         try:
