@@ -11,15 +11,15 @@ from tests.support.forking import forked_services
 from tests.support.moving_store import CHAIN, attached_worker, store_and_worker
 
 
-@pytest.mark.parametrize("other", [{"weights": "other"}, {"dtype": "fp8"}], ids=["weights", "kv dtype"])
-async def test_one_stores_namespaces_share_no_block(other: dict[str, str]) -> None:
+@pytest.mark.parametrize(("weights", "dtype"), [("other", "bytes"), ("f", "fp8")], ids=["weights", "kv dtype"])
+async def test_one_stores_namespaces_share_no_block(weights: str, dtype: str) -> None:
     """https://github.com/InternLM/lmdeploy/issues/4930: keys of Mooncake's store left out KV's dtype and the weights.
 
     https://github.com/sgl-project/sglang/pull/38362: servers with other --kv-cache-dtype reused each other's bytes.
     """
     async with store_and_worker() as worker:
         await worker.offer(4)
-        async with attached_worker(worker.endpoint, **other) as another:
+        async with attached_worker(worker.endpoint, weights, dtype) as another:
             assert another.fetch(4) == 0
         assert worker.fetch(4) == 4
 
