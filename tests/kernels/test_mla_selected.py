@@ -12,56 +12,14 @@ from kernels.mla_selected import mla_selected, reference
 from kernels.mla_selected import triton as ours
 from kernels.top_tokens import top_tokens
 from tests.support.combinations import crossed
-from tests.support.latents import scattered_contexts
+from tests.support.selected_contexts import SCALE, SelectedContexts
 
 Attend = Callable[[torch.Tensor, torch.Tensor, DecodePlan, torch.Tensor, int, float, float], torch.Tensor]
-SCALE, KV_SCALE = 0.12, 0.5
 
 
 def backend(name: str) -> ModuleType:
     """A module that may need a GPU."""
     return import_module(f"kernels.mla_selected.{name}")
-
-
-class Case:
-    """Random queries and selections over scattered contexts in a pool that is poisoned elsewhere."""
-
-    def __init__(
-        self,
-        lengths: list[int],
-        query_tokens: int,
-        count: int,
-        heads: int,
-        widths: tuple[int, int],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """dtype: of the pool; that of queries is bfloat16 unless both are float32."""
-        self.value_width, width = widths
-        self.kv_scale = KV_SCALE if dtype == torch.float8_e4m3fn else 1.0
-        stored = scattered_contexts([length + query_tokens - 1 for length in lengths], width)
-        self.pool = (stored.pool / self.kv_scale).to(dtype).to(device)
-        queries = torch.float32 if dtype == torch.float32 else torch.bfloat16
-        self.query = torch.randn(len(lengths) * query_tokens, heads, width, device=device).to(queries)
-        self.plan = plan_decode(stored.block_table.to(device), stored.lengths.to(device), query_tokens)
-        own = torch.arange(1 - query_tokens, 1, dtype=torch.int32)
-        self.seen = (stored.lengths.unsqueeze(1) + own).flatten()
-        scores = torch.randn(len(self.query), 64 * stored.block_table.shape[1])
-        self.tokens = top_tokens(scores.to(device), self.seen.to(device), count)
-        self.contexts = stored.contexts
-
-    def error(self, found: torch.Tensor) -> float:
-        """Relative norm of the difference from float64, query by query."""
-        device = found.device
-        rounded = [(context.to(device) / self.kv_scale).to(self.pool.dtype).double() for context in self.contexts]
-        expected = []
-        for number, (query, tokens) in enumerate(zip(self.query.double(), self.tokens, strict=True)):
-            latents = rounded[number // self.plan.query_tokens][tokens[tokens >= 0].long()] * self.kv_scale
-            weights = torch.softmax(query @ latents.t() * SCALE, dim=1)
-            expected.append(weights @ latents[:, : self.value_width])
-        wanted = torch.stack(expected)
-        assert found.dtype == self.query.dtype and found.shape == wanted.shape
-        return float((found.double() - wanted).norm() / wanted.norm())
 
 
 @crossed(
@@ -83,13 +41,13 @@ def test_queries_attend_to_their_tokens_alone(
     device: torch.device,
     poisoned: None,
 ) -> None:
-    case = Case(lengths, query_tokens, count, heads, widths, dtype, device)
+    case = SelectedContexts(lengths, query_tokens, count, heads, widths, dtype, device)
     found = attend(case.query, case.pool, case.plan, case.tokens, case.value_width, SCALE, case.kv_scale)
     assert case.error(found) < error
 
 
 def test_the_definition_gathers_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case([30, 90], 5, 16, 3, (32, 40), torch.float32, torch.device("cpu"))
+    case = SelectedContexts([30, 90], 5, 16, 3, (32, 40), torch.float32, torch.device("cpu"))
     monkeypatch.setattr(reference, "MOST_GATHERED", 3 * 16 * 40)
     found = mla_selected(case.query, case.pool, case.plan, case.tokens, value_width=32, scale=SCALE)
     assert case.error(found) < 1e-6
@@ -97,7 +55,7 @@ def test_the_definition_gathers_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("attend", [reference.mla_selected, ours.mla_selected], ids=["reference", "triton"])
 def test_no_queries_give_nothing(attend: Attend, device: torch.device) -> None:
-    case = Case([], 1, 8, 3, (32, 40), torch.float32, device)
+    case = SelectedContexts([], 1, 8, 3, (32, 40), torch.float32, device)
     assert attend(case.query, case.pool, case.plan, case.tokens, 32, SCALE, 1.0).shape == (0, 3, 32)
 
 
@@ -127,7 +85,7 @@ def test_two_thousand_tokens_at_published_widths(
     device: torch.device,
     poisoned: None,
 ) -> None:
-    case, form = Case(lengths, query_tokens, 2048, heads, (512, 576), dtype, device), backend(module)
+    case, form = SelectedContexts(lengths, query_tokens, 2048, heads, (512, 576), dtype, device), backend(module)
     found = form.mla_selected(case.query, case.pool, case.plan, case.tokens, 512, SCALE, case.kv_scale)
     # With FP8 products queries and probabilities are rounded too.
     assert case.error(found) < (0.08 if (module, dtype) == ("gathered", torch.float8_e4m3fn) else 0.02)
@@ -135,7 +93,7 @@ def test_two_thousand_tokens_at_published_widths(
 
 @pytest.mark.gpu
 def test_later_layers_reuse_the_division_of_queries(device: torch.device, poisoned: None) -> None:
-    case, form = Case([3500, 1, 700], 2, 2048, 128, (512, 576), torch.bfloat16, device), backend("gathered")
+    case, form = SelectedContexts([3500, 1, 700], 2, 2048, 128, (512, 576), torch.bfloat16, device), backend("gathered")
     for _ in range(3):
         found = form.mla_selected(case.query, case.pool, case.plan, case.tokens, 512, SCALE, 1.0)
         assert case.error(found) < 0.02
@@ -144,7 +102,7 @@ def test_later_layers_reuse_the_division_of_queries(device: torch.device, poison
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
 def test_a_captured_selection_follows_its_lengths(dtype: torch.dtype, device: torch.device) -> None:
-    case, graph = Case([3500, 700, 2050], 2, 2048, 128, (512, 576), dtype, device), torch.cuda.CUDAGraph()
+    case, graph = SelectedContexts([3500, 700, 2050], 2, 2048, 128, (512, 576), dtype, device), torch.cuda.CUDAGraph()
     table, lengths = case.plan.block_table, case.plan.lengths
 
     def attend() -> torch.Tensor:

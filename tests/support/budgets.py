@@ -17,7 +17,7 @@ BUDGETS = {
     "eval": 40,
     "gateway": 80,
     "integration": 150,
-    "kernels": 70,
+    "kernels": 85,
     "kvstore": 40,
     "launcher": 18,
     "loadgen": 8,

@@ -1,0 +1,49 @@
+"""The indexer's sources on the CPU: keys and queries, scores, and the choice of tokens."""
+
+import pytest
+import torch
+
+from kernels.index_keys import pool_shape, read_keys, reference
+from kernels.rope import frequencies, rotation_table
+from kernels.top_tokens import reference as chosen
+from tests.support.cuda_on_cpu.launches import CudaOnCpu
+from tests.support.index_contexts import index_contexts
+
+TOKENS, E4M3 = 37, torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(("pairs", "interleaved"), [(32, False), (4, True), (64, False)])
+def test_keys_and_queries_are_rounded_as_defined(pairs: int, interleaved: bool, on_cpu: CudaOnCpu) -> None:
+    rows, turns = on_cpu.module("index_keys.rows"), rotation_table(frequencies(2 * pairs, 100.0), TOKENS)
+    keys, queries = torch.randn(TOKENS, 128).bfloat16(), torch.randn(TOKENS, 3, 128).bfloat16()
+    weight, bias, weights = torch.randn(128), torch.randn(128), torch.randn(TOKENS, 3)
+    slots, (shape, stored) = torch.randperm(128)[:TOKENS], pool_shape(128, E4M3)
+    pools = [torch.full((2, *shape), 255, dtype=stored) for _ in range(2)]
+    for backend, pool in zip((reference, rows), pools, strict=True):
+        backend.write_keys(keys, weight, bias, 1e-6, turns, slots, pool, interleaved)
+    defined, found = (read_keys(pool, slots) for pool in pools)
+    assert (found - defined).norm() <= 4e-3 * defined.norm()
+    wanted, made = (each.make_queries(queries, weights, turns, True, interleaved) for each in (reference, rows))
+    assert (made.values.float() - wanted.values.float()).norm() <= 4e-3 * wanted.values.float().norm()
+    assert torch.equal(made.weights, wanted.weights)
+
+
+@pytest.mark.parametrize(("lengths", "query_tokens"), [([1], 1), ([4, 64, 65, 600], 1), ([70, 300, 9], 3), ([200], 9)])
+def test_queries_score_what_they_see(lengths: list[int], query_tokens: int, on_cpu: CudaOnCpu) -> None:
+    case = index_contexts(lengths, query_tokens, 64, 128, E4M3, torch.device("cpu"))
+    scores = torch.full((len(case.queries.values), 64 * case.plan.block_table.shape[1]), float("nan"))
+    on_cpu.module("index_scores.warpgroups").index_scores(case.queries, case.pool, case.plan, scores)
+    for token, (query, weights) in enumerate(zip(case.queries.values, case.queries.weights, strict=True)):
+        keys = case.keys[token // query_tokens]
+        seen = len(keys) - query_tokens + token % query_tokens + 1
+        expected = weights.double() @ (query.double() @ keys[:seen].double().t()).clamp(min=0)
+        assert (scores[token, :seen] - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ["random", "few values"])
+@pytest.mark.parametrize(("width", "count"), [(5003, 2048), (2049, 40)])
+def test_the_highest_scores_are_chosen(kind: str, width: int, count: int, on_cpu: CudaOnCpu) -> None:
+    scores = torch.randn(2, width) if kind == "random" else torch.randint(-2, 3, (2, width)).float()
+    seen = torch.tensor([width, 2047], dtype=torch.int32)
+    found = on_cpu.module("top_tokens.clusters").top_tokens(scores, seen, count)
+    assert torch.equal(found, chosen.top_tokens(scores, seen, count))

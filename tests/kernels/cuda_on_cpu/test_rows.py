@@ -1,0 +1,59 @@
+"""Sources that compute rows, on the CPU: norms, gated values, the gate's logits and its choice of experts."""
+
+import pytest
+import torch
+
+from kernels.act_quant import dequantize, empty_quantized
+from kernels.moe_gate import reference as gate
+from kernels.moe_gate.reference import Routing
+from kernels.moe_permute import ExpertOutputs
+from kernels.moe_permute.reference import combine
+from kernels.norm import reference as norms
+from kernels.swiglu import reference as gated
+from tests.support.cuda_on_cpu.launches import CudaOnCpu
+from tests.support.errors import relative_error
+
+# Relative norms: sums in another order move some values over the border of two bfloat16 or e4m3 numbers.
+ERROR, QUANTIZED_ERROR, CPU = 1e-3, 1e-2, torch.device("cpu")
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+@pytest.mark.parametrize("of_experts", [False, True])
+def test_rows_are_added_normalized_and_quantized(of_experts: bool, on_cpu: CudaOnCpu) -> None:
+    clusters, rows, width = on_cpu.module("norm.clusters"), 3, 1024
+    residual, weight, added = random(rows, width) * 5, random(width), random(rows, width)
+    outputs = ExpertOutputs(random(2, 8, width), torch.randint(16, (rows, 8)), torch.randn(rows, 8), added)
+    total, plain, quantized = residual.clone(), torch.empty_like(residual), empty_quantized(rows, width, device=CPU)
+    norms.add_rms_norm(combine(outputs) if of_experts else added, total, weight, 1e-6, plain, quantized)
+    found, found_quantized = torch.full_like(plain, float("nan")), empty_quantized(rows, width, device=CPU)
+    clusters.add_rms_norm(outputs if of_experts else added, residual, weight, 1e-6, found, found_quantized)
+    assert relative_error(residual, total) < ERROR and relative_error(found, plain) < ERROR
+    assert relative_error(dequantize(found_quantized), dequantize(quantized)) < QUANTIZED_ERROR
+
+
+@pytest.mark.parametrize("width", [128, 2176])
+def test_rows_are_gated_and_quantized(width: int, on_cpu: CudaOnCpu) -> None:
+    gate_up = random(3, 2 * width)
+    found = on_cpu.module("swiglu.bf16").swiglu_quantize(gate_up, None)
+    assert relative_error(dequantize(found), dequantize(gated.swiglu_quantize(gate_up))) < QUANTIZED_ERROR
+
+
+@pytest.mark.parametrize(("shares", "shared"), [(1, 0), (5, 1)])
+def test_the_gate_chooses_as_defined(shares: int, shared: int, on_cpu: CudaOnCpu) -> None:
+    logits, bias = torch.randn(shares, 4, 256), torch.randn(256) * 0.1
+    routing = Routing(8, 8, 4, True, 2.5, shared)
+    weights, experts = on_cpu.module("moe_gate.choice").moe_gate(logits, bias, routing)
+    expected_weights, expected = gate.moe_gate(logits.sum(0), bias, routing)
+    order, expected_order = experts.argsort(dim=1), expected.argsort(dim=1)
+    assert torch.equal(experts.gather(1, order), expected.gather(1, expected_order))
+    assert relative_error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_logits_are_products_of_hidden_values(tokens: int, on_cpu: CudaOnCpu) -> None:
+    hidden, weight = random(tokens, 576), random(64, 576)
+    logits = on_cpu.module("moe_gate.few_tokens").gate_logits(hidden, weight)
+    assert relative_error(logits.sum(0), hidden.float() @ weight.float().t()) < 1e-5

@@ -1,0 +1,62 @@
+"""Compiles a CUDA source for the CPU with g++, and keeps what it has made for the same text."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from tests.support.cuda_on_cpu.translation import translate
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("g++")
+# Qualifiers that mean nothing here. Others are left to the translation.
+QUALIFIERS = ("__device__", "__host__", "__forceinline__=inline", "__grid_constant__", "__launch_bounds__(...)",
+              "__align__(n)=alignas(n)")  # fmt: skip
+DEFINED = [f"-D{name}" if "=" in name else f"-D{name}=" for name in QUALIFIERS]
+OPTIONS = [
+    "-std=c++20",
+    "-O1",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-U_FORTIFY_SOURCE",
+    "-fno-gnu-unique",
+    "-w",
+]
+LANGUAGE = ["-x", "c++"]
+
+
+def build(source: Path, folder: Path, mistakes: Mapping[str, str]) -> ctypes.CDLL:
+    """folder: where libraries are kept, by their text. mistakes: what to write instead of texts that stand there once.
+
+    Processes that build the same one at once do so for themselves. Raises RuntimeError with the compiler's errors.
+    """
+    text = _output(["-E", *LANGUAGE, *DEFINED, str(source)])
+    for right, wrong in mistakes.items():
+        if text.count(right) != 1:
+            raise ValueError(f"{source.name} and its headers have {text.count(right)} times: {right}")
+        text = text.replace(right, wrong)
+    text = translate(text)
+    key = hashlib.sha256("\0".join((text, *OPTIONS, _model(), _output(["-v"]))).encode()).hexdigest()[:24]
+    library = folder / f"{source.stem}-{key}.so"
+    if not library.exists():
+        own = library.with_suffix(f".{os.getpid()}")
+        _output([*OPTIONS, *LANGUAGE, f"-I{HERE}", "-fPIC", "-shared", "-o", str(own), "-"], text)
+        own.rename(library)
+    return ctypes.CDLL(str(library))
+
+
+@cache
+def _model() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(HERE.glob("*.h")))
+
+
+def _output(arguments: list[str], given: str = "") -> str:
+    assert COMPILER is not None, "there is no g++"
+    done = subprocess.run([COMPILER, *arguments], input=given, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"g++ does not compile it, perhaps since something is not modelled:\n{done.stderr}")
+    return done.stdout
