@@ -230,11 +230,11 @@ class LookupServer:
 
     def _answer(self, session: _Session, lookup: Lookup, found: Found, life: span) -> None:
         blocks = found.blocks
-        segment_bytes, mapped = min(self._segment_bytes, lookup.segment_bytes), lookup.mapped
-        if mapped:
+        segment_bytes = min(self._segment_bytes, lookup.segment_bytes)
+        if lookup.mapped:
             segment_bytes = min(segment_bytes, max(PART_BYTES, self._memory.piece_bytes))
         drafted = found.drafted if lookup.draft_layers == self._draft_layers else 0
-        answer = Answer(lookup.sequence, len(blocks), segment_bytes, found.ready, drafted, mapped)
+        answer = Answer(lookup.sequence, len(blocks), segment_bytes, found.ready, drafted, lookup.mapped)
         self._send_answer(session, lookup, answer)
         if not blocks:
             life.end(blocks=0)
@@ -254,7 +254,7 @@ class LookupServer:
             ended=partial(self._ended, session, lookup, life),
             macs=Keeping(self._kept, blocks) if lookup.with_macs else None,
         )
-        carrier = self._referrals if mapped else self._sender
+        carrier = self._referrals if lookup.mapped else self._sender
         self._open[session.session_id, lookup.sequence] = _Open(
             session, lookup, outgoing, carrier, len(blocks) - found.ready
         )
