@@ -50,13 +50,12 @@ class Options:
         return max(self.sessions * self.session_blocks // POOL_PART, 2 * self.session_blocks)
 
 
-async def run(options: Options, host_blocks: int, seed: int, directory: Path) -> Summary:
+async def run(options: Options, host_blocks: int, seed: int, log: Path, model_dir: Path | None) -> Summary:
+    """model_dir: a model without weights, or None for the shipped one."""
     settings = [f"decode.engine.total_blocks={options.pool_blocks}", f"decode.engine.host_blocks={host_blocks}"]
-    model_dir = None
-    if options.shape is not None:
-        model_dir = write_random_model(directory, options.shape)
+    if model_dir is not None:
         settings.append("decode.engine.random_weights=true")
-    async with model_mesh(directory / "log", model_dir=model_dir, settings=settings) as mesh:
+    async with model_mesh(log, model_dir=model_dir, settings=settings) as mesh:
         asked = LoadOptions(
             grpc=mesh.gateway,
             dataset=SESSIONS,
@@ -104,11 +103,13 @@ def main() -> None:
     )
     for heading in ("", "TTFT p50", "p99", "later turns p50", "p99, ms", "cached", "requests/min", "answered"):
         table.add_column(heading, justify="right")
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        model_dir = None if options.shape is None else write_random_model(directory, options.shape)
         for pair in range(options.pairs):
             for name in (list(ways), list(ways)[::-1])[pair % 2]:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    summary = runner.run(run(options, ways[name], pair, Path(directory)))
+                    summary = runner.run(run(options, ways[name], pair, directory / "log", model_dir))
                 table.add_row(*_row(name, summary))
                 console.print(*_row(name, summary))
     console.print(table)
