@@ -149,8 +149,8 @@ TALK = replace(
     library_share=0.02,
     conversation_share=0.04,
     quiet_share=0.12,
-    tool_share=0.22,
-    json_share=0.18,
+    tool_share=0.19,
+    json_share=0.13,
 )
 TOOLS = Stage("tools", 0.85, TALK, LONG_CONTEXTS.shape)
 TOOLS_FINISH = replace(TOOLS, name="tools_finish", share=0.15, fp8=True)
