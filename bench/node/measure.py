@@ -158,7 +158,7 @@ class NodeBench:
         self, case: Case, load: RankLoad, ceilings: Sequence[Ceilings], alone: PartSeconds, prompt_rate: float
     ) -> Row:
         options, requests = self._options, case.requests
-        start_steps(load, requests, options.steps, options.most_drafts, case.acceptance)
+        start_steps(load, requests, CONTEXT, options.steps, options.most_drafts, case.acceptance)
         self._clock.restart()
         timed = time_steps(load, requests, options.steps)
         agreement_seconds = self._clock.mean_seconds()

@@ -27,7 +27,7 @@ from bench.rank.kernel_trace import Interval, KernelTrace, trace_kernels
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.measure import GROUPS
 from bench.rank.model import MeasuredModel, make_rank
-from bench.rank.steps import start_steps, time_steps
+from bench.rank.steps import CONTEXT, start_steps, time_steps
 from engine.engine import Engine
 from engine.parallel.layout import Layout, Place
 from engine.runner.backend import ModelBackend
@@ -68,7 +68,7 @@ def measure(options: Options, requests: Sequence[int]) -> Iterator[tuple[int, fl
         engine = Engine(resolved.config, backend, time.monotonic)
         load = RankLoad(engine, backend)
         for count in requests:
-            start_steps(load, count, options.steps)
+            start_steps(load, count, CONTEXT, options.steps)
             step_ms = time_steps(load, count, options.steps).step_ms
             trace = trace_kernels(lambda: load.decode_seconds(TRACED_STEPS))
             load.drain()

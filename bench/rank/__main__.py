@@ -1,8 +1,8 @@
 """One rank of a published model on one GPU, against the floor of its bytes and FLOPs.
 
 `python -m bench.rank [--shape r1-ep8-rank|v32-ep8-rank|moonlight|glm-flash|v2-lite] [--layers N] [--kv bf16|fp8]
-[--prompts bf16|fp8] [--experts fp8|w4a8|nvfp4|bf16] [--requests 1 8 32 64 96] [--out DIR] [--growth STEPS] [--next-n
-N|auto [--acceptance A,B,C ...]]`
+[--prompts bf16|fp8] [--experts fp8|w4a8|nvfp4|bf16] [--requests 1 8 32 64 96] [--context 3500] [--out DIR]
+[--growth STEPS] [--next-n N|auto [--acceptance A,B,C ...]]`
 
 By default it is a rank of DeepSeek-R1 with expert parallelism of eight; the other shapes are whole models. The real
 engine runs over random FP8 weights, with each token's experts drawn uniformly at random; communication is left out.
@@ -32,13 +32,14 @@ from bench.rank.drafts import DraftBench, Drafted
 from bench.rank.measure import Decode, RankBench, Report
 from bench.rank.model import MeasuredModel
 from bench.rank.plot import save
+from bench.rank.steps import CONTEXT
 from capacity.shapes import EXPERTS, SHAPES
 
 LARGEST_GROUPS = 12
 
 
 def decode_table(report: Report) -> Table:
-    form = f"{report.experts} experts, {report.kv} KV"
+    form = f"{report.experts} experts, {report.kv} KV, {report.context:,} tokens before"
     table = Table(title=f"{report.shape}, {report.layers} layers, {form}, on one {report.device}: decode")
     for column in ("requests", "step ms", "tokens/s", "floor ms", "ratio", "sustained floor ms", "ratio", "idle"):
         table.add_column(column, justify="right")
@@ -124,6 +125,7 @@ def main() -> int:
     parser.add_argument("--prompts", choices=("bf16", "fp8"), default="bf16", help="in which they attend")
     parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 64, 96])
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before those that are decoded")
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
     parser.add_argument("--no-prefill", action="store_true", help="leave out the prompts")
     parser.add_argument("--growth", type=int, metavar="STEPS", help="only what this many steps leave in memory")
@@ -139,7 +141,7 @@ def main() -> int:
     if arguments.next_n:
         _drafts(arguments, measured, console)
         return 0
-    bench = RankBench(measured, arguments.requests)
+    bench = RankBench(measured, arguments.requests, arguments.context)
     if arguments.growth:
         console.print(bench.growth(arguments.growth))
         return 0

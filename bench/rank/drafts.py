@@ -119,7 +119,7 @@ class DraftBench:
     def _measure(
         self, load: RankLoad, backend: ModelBackend, next_n: NextN, shares: Sequence[float], requests: int, steps: int
     ) -> Drafted:
-        start_steps(load, requests, steps, DraftsConfig(next_n=next_n).most, shares)
+        start_steps(load, requests, CONTEXT, steps, DraftsConfig(next_n=next_n).most, shares)
         timed = time_steps(load, requests, steps)
         trace = trace_steps(load)
         # If steps differ in their drafts, the floor is that of the mean number, rounded.

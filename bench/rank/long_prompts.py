@@ -1,12 +1,13 @@
-"""Long prompts on one rank of DeepSeek-R1, exact and with sparse attention, in one run: tokens/s and memory.
+"""Long prompts on one rank of a model, exact and with sparse attention, in one run: tokens/s and memory.
 
-`python -m bench.rank.long_prompts [--tokens 32768 131072] [--kept 0.05 0.025] [--step-tokens 16384] [--kv bf16|fp8]
-[--prompts bf16|fp8]`
+`python -m bench.rank.long_prompts [--shape r1-ep8-rank|v32-ep8-rank] [--tokens 32768 131072] [--kept 0.05 0.025]
+[--step-tokens 16384] [--kv bf16|fp8] [--prompts bf16|fp8]`
 
 What sparse attention leaves out depends on the text, and random weights attend to everything. The engine therefore
 chooses its lines, which takes its usual time, and the bench then replaces them by lines that keep about the share
 --kept of a chunk's blocks (one number for each of --tokens): half of them random columns, half the nearest distances.
-The engine itself measures the share that was computed. Memory is what a prompt takes in addition to weights, KV pool
+The engine itself measures the share that was computed. Without --kept all prompts are exact, as those of models that
+select tokens by themselves must be. Memory is what a prompt takes in addition to weights, KV pool
 and the workspace of single tokens.
 """
 
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from statistics import mean
 from unittest import mock
@@ -70,7 +72,8 @@ class InjectedLines:
 
 
 class LongPromptBench:
-    def __init__(self, measured: MeasuredModel, step_tokens: int, most_tokens: int) -> None:
+    def __init__(self, measured: MeasuredModel, step_tokens: int, most_tokens: int, sparse: bool) -> None:
+        """sparse: whether sparse attention is to be measured as well."""
         with tempfile.TemporaryDirectory() as scratch:
             config = EngineConfig(
                 **measured.settings(Path(scratch)),
@@ -78,7 +81,7 @@ class LongPromptBench:
                 graph_rows=(1,),
                 max_step_tokens=step_tokens,
                 context_tokens=most_tokens + SPARE_TOKENS,
-                sparse_prefill=SparsePrefillConfig(recall=RECALL),
+                sparse_prefill=SparsePrefillConfig(recall=RECALL) if sparse else SparsePrefillConfig(),
                 # The bench runs each kind of step once before it measures.
                 warm_up="off",
             )
@@ -87,10 +90,11 @@ class LongPromptBench:
         self._sparse = config.sparse_prefill.offered
         self._load = RankLoad(Engine(config, backend, time.monotonic), backend)
 
-    def warm_up(self, tokens: int, share: float) -> None:
+    def warm_up(self, tokens: int, share: float | None) -> None:
         """Run once, so that kernels are compiled and products are prepared before times count."""
         self._load.prefill_seconds(1, tokens)
-        self._prompt(tokens, share)
+        if share is not None:
+            self._prompt(tokens, share)
 
     def exact(self, tokens: int) -> LongPrompt:
         return self._measured(tokens, None)
@@ -135,20 +139,22 @@ def main() -> None:
     parser.add_argument("--prompts", choices=("bf16", "fp8"), default="bf16", help="in which exact ones attend")
     parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768, 131072])
-    parser.add_argument("--kept", type=float, nargs="+", default=[0.05, 0.025])
+    parser.add_argument("--kept", type=float, nargs="+", default=[], help="shares, in the order of --tokens")
     parser.add_argument("--step-tokens", type=int, default=16384)
     arguments = parser.parse_args()
-    if len(arguments.tokens) != len(arguments.kept):
-        parser.error("--kept has one share for each of --tokens")
+    if arguments.kept and len(arguments.tokens) != len(arguments.kept):
+        parser.error("--kept has one share for each of --tokens, or is left out")
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=120)
     model = MeasuredModel(arguments.shape, arguments.layers, arguments.experts, arguments.kv, arguments.prompts)
-    bench = LongPromptBench(model, arguments.step_tokens, max(arguments.tokens))
-    bench.warm_up(min(arguments.tokens), min(arguments.kept))
-    measured = []
-    for tokens, share in zip(arguments.tokens, arguments.kept, strict=True):
-        measured += [bench.exact(tokens), bench.sparse(tokens, share)]
+    bench = LongPromptBench(model, arguments.step_tokens, max(arguments.tokens), bool(arguments.kept))
+    bench.warm_up(min(arguments.tokens), min(arguments.kept, default=None))
+    measured: list[LongPrompt] = []
+    for tokens, share in zip_longest(arguments.tokens, arguments.kept):
+        measured.append(bench.exact(tokens))
+        if share is not None:
+            measured.append(bench.sparse(tokens, share))
         console.print(table_of(measured))
 
 

@@ -87,6 +87,7 @@ class Growth:
 class Report:
     shape: str
     layers: int
+    context: int
     kv: str
     experts: str
     device: str
@@ -102,8 +103,10 @@ class Report:
 class RankBench:
     """One engine with one rank's model. Raises ConfigError, or torch's own error, if the device is too small."""
 
-    def __init__(self, measured: MeasuredModel, requests: Sequence[int]) -> None:
+    def __init__(self, measured: MeasuredModel, requests: Sequence[int], context: int = CONTEXT) -> None:
+        """context: tokens before those that are decoded."""
         self._measured = measured
+        self._context = context
         self._most_requests = max(requests)
         self._ceilings = measure_ceilings(torch.device("cuda"))
         self._sustained = measure_ceilings(torch.device("cuda"), SUSTAINED_SECONDS)
@@ -114,7 +117,7 @@ class RankBench:
                 max_requests=max(requests),
                 graph_rows=tuple(requests),
                 max_step_tokens=STEP_TOKENS,
-                context_tokens=CONTEXT + SPARE_TOKENS,
+                context_tokens=max(context, CONTEXT) + SPARE_TOKENS,
                 # The bench runs each kind of step once before it measures.
                 warm_up="off",
             )
@@ -129,12 +132,12 @@ class RankBench:
         fill_pool(self._backend.state)
 
     def decode(self, requests: int, steps: int) -> Decode:
-        """The median of `steps` steps around contexts of 3,500 tokens."""
+        """The median of `steps` steps around the contexts."""
         load = self._load
-        start_steps(load, requests, steps)
+        start_steps(load, requests, self._context, steps)
         timed = time_steps(load, requests, steps)
         trace = trace_steps(load)
-        operations = decode_operations(self._model, requests, CONTEXT, self._backend.state.kv_pool.dtype.itemsize)
+        operations = decode_operations(self._model, requests, self._context, self._backend.state.kv_pool.dtype.itemsize)
         return Decode(
             requests=requests,
             step_ms=timed.step_ms,
@@ -173,6 +176,7 @@ class RankBench:
         return Report(
             shape=self._measured.shape,
             layers=self._measured.layers,
+            context=self._context,
             kv=self._measured.kv,
             experts=self._measured.experts,
             device=torch.cuda.get_device_name(),

@@ -1,4 +1,4 @@
-"""Decode steps of one engine, around contexts of 3,500 tokens: warmed up, timed, then traced."""
+"""Decode steps of one engine, around contexts of equal length: warmed up, timed, then traced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,14 +26,16 @@ class TimedSteps:
         return (mean(self.seconds) if self.drafts else median(self.seconds)) * 1000
 
 
-def start_steps(load: RankLoad, requests: int, steps: int, most: int = 0, shares: Sequence[float] = ()) -> None:
-    """Start requests and warm up, so that the middle one of the steps to be timed has contexts of CONTEXT tokens. most:
-    drafts of a row; shares: those that are accepted (see PinnedAcceptance).
+def start_steps(
+    load: RankLoad, requests: int, context: int, steps: int, most: int = 0, shares: Sequence[float] = ()
+) -> None:
+    """Start requests and warm up, so that the middle one of the steps to be timed has contexts of `context` tokens.
+    most: drafts of a row; shares: those that are accepted (see PinnedAcceptance).
     """
     expected = 1 + sum(shares[:most])
     all_steps = WARM_STEPS + steps + TRACED_STEPS + 4
-    start = CONTEXT - int((WARM_STEPS + steps // 2) * expected)
-    load.start_decoding(requests, start, min(all_steps * (1 + most), CONTEXT + SPARE_TOKENS - start - 1))
+    start = context - int((WARM_STEPS + steps // 2) * expected)
+    load.start_decoding(requests, start, min(all_steps * (1 + most), context + SPARE_TOKENS - start - 1))
     load.decode_seconds(WARM_STEPS)
 
 

@@ -35,7 +35,8 @@ def test_a_rank_decodes_without_the_others(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(one_rank, "resolve_for", resolve_tiny)
     monkeypatch.setattr(one_rank, "trace_kernels", trace)
-    for name, value in (("CONTEXT", 90), ("WARM_STEPS", 1), ("TRACED_STEPS", 1)):
+    monkeypatch.setattr(one_rank, "CONTEXT", 90)
+    for name, value in (("WARM_STEPS", 1), ("TRACED_STEPS", 1)):
         monkeypatch.setattr(steps, name, value)
     options = Options(layout, MeasuredModel("", 2, ""), 0, 2, 128, 0.0, None)
     measured = list(one_rank.measure(options, [1, 2]))
