@@ -1,15 +1,18 @@
 """Sessions over a KV pool that holds a tenth of them: the time to first token with evicted blocks in host memory, and
 without.
 
-    python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2] [--shape moonlight]
+    python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2] [--shape moonlight] [--objective-ms MS]
 
 A mesh of one decode worker serves the shipped model, or random weights of a published shape. Each pair starts it twice,
 in alternating order, and sends it the same sessions, as `deepmesh bench --dataset sessions` does.
+
+With --objective-ms each mesh is sent sessions at one rate after another, new ones each time, until the highest rate is
+known at which GOOD_SHARE of all first tokens keep that objective.
 """
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,11 +26,15 @@ from bench.meshes.random_model import write_random_model
 from capacity.shapes import SHAPES
 from loadgen.options import SESSIONS, LoadOptions
 from loadgen.run import load
+from loadgen.search import next_rate
 from loadgen.summary import Distribution, Summary
 from mesh.blocks import blocks_for
 
 ANSWER_TOKENS, TURN_TOKENS = 16, 48
 POOL_PART = 10
+# The lowest rate known to be too high is at most this many times the rate found.
+PRECISION = 1.5
+GOOD_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,9 @@ class Options:
     think_seconds: float
     pairs: int
     shape: str | None
+    objective_ms: float | None
+    # Sessions begin for so long at each rate that is tried.
+    seconds: float
 
     @property
     def session_blocks(self) -> int:
@@ -50,35 +60,68 @@ class Options:
         return max(self.sessions * self.session_blocks // POOL_PART, 2 * self.session_blocks)
 
 
-async def run(options: Options, host_blocks: int, seed: int, log: Path, model_dir: Path | None) -> Summary:
+@dataclass(frozen=True)
+class Trial:
+    rate: float
+    summary: Summary
+
+    @property
+    def kept(self) -> bool:
+        return self.summary.goodput.share >= GOOD_SHARE
+
+
+async def run(options: Options, host_blocks: int, seed: int, log: Path, model_dir: Path | None) -> AsyncIterator[Trial]:
     """model_dir: a model without weights, or None for the shipped one."""
     settings = [f"decode.engine.total_blocks={options.pool_blocks}", f"decode.engine.host_blocks={host_blocks}"]
     if model_dir is not None:
         settings.append("decode.engine.random_weights=true")
     async with model_mesh(log, model_dir=model_dir, settings=settings) as mesh:
-        asked = LoadOptions(
-            grpc=mesh.gateway,
-            dataset=SESSIONS,
-            requests=options.sessions,
-            rate=options.rate,
-            isl=options.prompt_tokens,
-            osl=ANSWER_TOKENS,
-            turns=options.turns,
-            turn_tokens=TURN_TOKENS,
-            think_s=options.think_seconds,
-            # Nothing is shared: each session is found again by itself alone.
-            prefixes=0,
-            seed=seed,
-        )
-        return (await load(asked)).summary
+        if options.objective_ms is None:
+            yield await _trial(mesh.gateway, options, options.rate, options.sessions, seed)
+            return
+        tried: list[tuple[float, bool]] = []
+        while (rate := next_rate(tried, options.rate, PRECISION)) is not None:
+            sessions = max(round(rate * options.seconds), 1)
+            trial = await _trial(mesh.gateway, options, rate, sessions, seed + 1000 * len(tried))
+            tried.append((rate, trial.kept))
+            yield trial
 
 
-def _row(name: str, summary: Summary) -> Sequence[str]:
-    later = next(each for each in summary.by_turn if each.turns.startswith("later"))
-    first, rest = summary.ttft_ms, later.ttft_ms
-    cached = (later.cached_tokens or 0) / later.input_tokens
-    times = [_ms(first, "p50"), _ms(first, "p99"), _ms(rest, "p50"), _ms(rest, "p99")]
-    return [name, *times, f"{cached:.0%}", f"{summary.requests_per_minute:.1f}", str(summary.completed)]
+async def _trial(gateway: str, options: Options, rate: float, sessions: int, seed: int) -> Trial:
+    asked = LoadOptions(
+        grpc=gateway,
+        dataset=SESSIONS,
+        requests=sessions,
+        rate=rate,
+        isl=options.prompt_tokens,
+        osl=ANSWER_TOKENS,
+        turns=options.turns,
+        turn_tokens=TURN_TOKENS,
+        think_s=options.think_seconds,
+        # Nothing is shared: each session is found again by itself alone.
+        prefixes=0,
+        seed=seed,
+        ttft_slo_ms=options.objective_ms,
+    )
+    return Trial(rate, (await load(asked)).summary)
+
+
+def _row(name: str, trial: Trial) -> Sequence[str]:
+    summary = trial.summary
+    later = next((each for each in summary.by_turn if each.turns.startswith("later")), None)
+    times = [_ms(summary.ttft_ms, "p50"), _ms(summary.ttft_ms, "p99")]
+    if later is None:
+        times += ["-", "-", "-"]
+    else:
+        cached = (later.cached_tokens or 0) / later.input_tokens
+        times += [_ms(later.ttft_ms, "p50"), _ms(later.ttft_ms, "p99"), f"{cached:.0%}"]
+    rates = [f"{summary.requests_per_minute:.1f}", str(summary.completed), f"{summary.goodput.share:.0%}"]
+    return [name, f"{trial.rate:.2f}", *times, *rates]
+
+
+def _most(trials: Sequence[Trial]) -> float:
+    """The highest rate that kept the objective, or 0."""
+    return max((trial.rate for trial in trials if trial.kept), default=0.0)
 
 
 def _ms(times: Distribution | None, name: str) -> str:
@@ -94,25 +137,38 @@ def main() -> None:
     parser.add_argument("--think-seconds", type=float, default=5.0)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
+    parser.add_argument("--objective-ms", type=float, help="find the highest rate with the first token in so long")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for which sessions begin at each rate tried")
     options = Options(**vars(parser.parse_args()))
-    console, ways = Console(), {"without": 0, "host memory": 2 * options.sessions * options.session_blocks}
+    console, ways = Console(width=140), {"without": 0, "host memory": 2 * options.sessions * options.session_blocks}
     table = Table(
         title=f"{options.sessions} sessions of {options.turns} turns, {options.session_blocks} blocks each at the end;"
         f" a pool of {options.pool_blocks} blocks",
         title_justify="left",
     )
-    for heading in ("", "TTFT p50", "p99", "later turns p50", "p99, ms", "cached", "requests/min", "answered"):
+    headings = ("", "a second", "TTFT p50", "p99", "later turns p50", "p99, ms", "cached")
+    for heading in (*headings, "requests/min", "answered", "in time"):
         table.add_column(heading, justify="right")
+    found: dict[str, list[Trial]] = {name: [] for name in ways}
+
+    async def collect(name: str, pair: int, directory: Path, model_dir: Path | None) -> None:
+        async for trial in run(options, ways[name], pair, directory / "log", model_dir):
+            found[name].append(trial)
+            table.add_row(*_row(name, trial))
+            console.print(*_row(name, trial))
+
     with TemporaryDirectory() as scratch:
         directory = Path(scratch)
         model_dir = None if options.shape is None else write_random_model(directory, options.shape)
         for pair in range(options.pairs):
             for name in (list(ways), list(ways)[::-1])[pair % 2]:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    summary = runner.run(run(options, ways[name], pair, directory / "log", model_dir))
-                table.add_row(*_row(name, summary))
-                console.print(*_row(name, summary))
+                    runner.run(collect(name, pair, directory, model_dir))
     console.print(table)
+    if options.objective_ms is not None:
+        rates = ", ".join(f"{name} {_most(trials):.2f}" for name, trials in found.items())
+        objective = f"with {GOOD_SHARE:.0%} of first tokens in {options.objective_ms:g} ms"
+        console.print(f"sessions a second {objective}: {rates}")
 
 
 if __name__ == "__main__":

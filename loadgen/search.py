@@ -27,10 +27,11 @@ class Found:
     best: Report
 
 
-def next_rate(tried: Sequence[tuple[float, bool]], first: float) -> float | None:
+def next_rate(tried: Sequence[tuple[float, bool]], first: float, precision: float = PRECISION) -> float | None:
     """The rate to try next: doubled while objectives are kept, halved while they are not, then between the two.
 
-    tried: rates, and whether objectives were kept at them. None if the highest rate is known, or after MOST_TRIALS.
+    tried: rates, and whether objectives were kept at them. precision: see PRECISION. None if the highest rate is known,
+    or after MOST_TRIALS.
     """
     kept = [rate for rate, good in tried if good]
     missed = [rate for rate, good in tried if not good]
@@ -44,7 +45,7 @@ def next_rate(tried: Sequence[tuple[float, bool]], first: float) -> float | None
     above = [rate for rate in missed if rate > low]
     if not above:
         return 2 * low
-    return math.sqrt(low * min(above)) if min(above) > PRECISION * low else None
+    return math.sqrt(low * min(above)) if min(above) > precision * low else None
 
 
 def find_rate(options: LoadOptions, run: Callable[[LoadOptions], Report]) -> Found:

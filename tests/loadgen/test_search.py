@@ -69,6 +69,12 @@ def test_a_rate_missed_by_chance_bounds_no_search() -> None:
     assert next_rate([(1.0, True), (2.0, False), (1.4, True), (4.0, True)], 1.0) == 8.0
 
 
+def test_a_coarse_search_ends_sooner() -> None:
+    tried = [(1.0, True), (2.0, False)]
+    assert next_rate(tried, 1.0, precision=1.5) == pytest.approx(2**0.5)
+    assert next_rate(tried, 1.0, precision=2.0) is None
+
+
 def test_a_search_has_the_usual_objectives_unless_told() -> None:
     alone = options(tpot_slo_ms=None, duration_s=None)
     assert (alone.ttft_slo_ms, alone.tpot_slo_ms, alone.duration_s) == (2000, 50, 60)
