@@ -20,14 +20,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import uvloop
-from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from bench.kv_store.fetch import HASH_BYTES, PIECE_BYTES
-from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
+from bench.kv_store.worker import KvWorker, attached, offer_all, store_process, until_written
 from kvstore.config import DiskConfig
 from kvstore.directory import BlockDirectory
 from kvstore.disk.block_file import huge_buffer
@@ -100,14 +99,6 @@ async def compare(directory: Path, blocks: int, rounds: int) -> None:
     worker.agent.close()
     alone.tier.close()
     report(size_bytes, seconds[CHAINS:])
-
-
-async def until_written(stub: Any, blocks: int) -> None:
-    while True:
-        status = await stub.GetStatus(kvstore_pb2.GetStatusRequest())
-        if any(tier.name == "disk" and tier.used_blocks >= blocks for tier in status.tiers):
-            return
-        await asyncio.sleep(0.05)
 
 
 class TierAlone:

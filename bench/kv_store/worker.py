@@ -32,6 +32,7 @@ READY_SECONDS = 30.0
 ATTACH_SECONDS = 10.0
 STORE_SECONDS = 120.0
 _POLL_SECONDS = 0.002
+_DISK_POLL_SECONDS = 0.05
 
 
 class KvWorker:
@@ -116,15 +117,19 @@ class KvWorker:
     def fetch(self, store_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> Fetched:
         """Fetch and wait for the result. No other transfer may be under way."""
         fetch_id = self.start_fetch(store_id, hashes, blocks)
-        # `select.select` takes no descriptor above 1,023, which a process of many tests may have.
-        news = select.poll()
-        news.register(self._news.fileno(), select.POLLIN)
         while True:
-            news.poll()
-            self._news.clear()
+            self.wait(None)
             for event in self.agent.events():
                 if isinstance(event, Fetched) and event.fetch_id == fetch_id:
                     return event
+
+    def wait(self, seconds: float | None) -> None:
+        """Return when the agent has events, or after as many seconds."""
+        # `select.select` takes no descriptor above 1,023, which a process of many tests may have.
+        news = select.poll()
+        news.register(self._news.fileno(), select.POLLIN)
+        news.poll(None if seconds is None else seconds * 1000)
+        self._news.clear()
 
     def deliver(self, client: StoreClient) -> list[Event]:
         """Tell the client which of its pushes have ended; returns all other events."""
@@ -163,6 +168,15 @@ async def offer_all(
         while (await stub.MatchPrefix(request)).blocks < len(chain):
             worker.deliver(client)
             await asyncio.sleep(_POLL_SECONDS)
+
+
+async def until_written(stub: Any, blocks: int) -> None:
+    """Wait until a store has this many blocks on its disk. stub: the store's gRPC stub."""
+    while True:
+        status = await stub.GetStatus(kvstore_pb2.GetStatusRequest())
+        if any(tier.name == "disk" and tier.used_blocks >= blocks for tier in status.tiers):
+            return
+        await asyncio.sleep(_DISK_POLL_SECONDS)
 
 
 @asynccontextmanager

@@ -2,8 +2,8 @@
 
 import random
 import time
-from collections.abc import Iterator
-from itertools import pairwise, product
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, pairwise, product
 
 import torch
 
@@ -12,7 +12,7 @@ from engine.engine import Engine
 from engine.model.context import DeviceState
 from engine.protocol.messages import Cancel, Submit
 from kernels.index_keys import SCALE_BYTES, write_keys
-from mesh.blocks import BLOCK_TOKENS, chain_hashes
+from mesh.blocks import BLOCK_TOKENS, HASH_BYTES, chain_hashes
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.sparse_prefill import SparsePrefill
@@ -38,16 +38,22 @@ class RankLoad:
 
     def start_decoding(self, requests: int, context: int, tokens: int) -> None:
         """Start requests that decode after `context` tokens. Their KV is whatever the pool happens to hold."""
-        prompts = [self._prompt(context // BLOCK_TOKENS * BLOCK_TOKENS + 1) for _ in range(requests)]
+        prompts = [self.prompt(context // BLOCK_TOKENS * BLOCK_TOKENS + 1) for _ in range(requests)]
         for prompt in prompts:
             self.pretend_cached(prompt)
         for prompt in prompts:
             self._submit(prompt, tokens)
 
-    def decode_seconds(self, steps: int) -> list[float]:
-        """Seconds of each of the next `steps` steps as a client would see them, from one token to the next."""
+    def decode_seconds(self, steps: int, before: Callable[[int], None] | None = None) -> list[float]:
+        """Seconds of each of the next `steps` steps as a client would see them, from one token to the next. before:
+        called before each step of the engine, with its number.
+        """
         times = [time.perf_counter()]
-        while len(times) <= steps:
+        for number in count():
+            if len(times) > steps:
+                break
+            if before is not None:
+                before(number)
             result = self._engine.step()
             if result is not None and result.outputs:
                 self.tokens += sum(len(output.token_ids) for output in result.outputs)
@@ -59,7 +65,7 @@ class RankLoad:
         """Take `steps` steps with short requests, each replaced by another when it ends."""
         for _ in range(steps):
             while self._engine.load().running_requests + self._engine.load().waiting_requests < requests:
-                self._submit(self._prompt(prompt_tokens), tokens)
+                self._submit(self.prompt(prompt_tokens), tokens)
             self._engine.step()
         self.drain()
 
@@ -72,14 +78,14 @@ class RankLoad:
     def prefill_seconds(self, prompts: int, tokens: int, sparse: SparsePrefill | None = None) -> float:
         """Seconds until all of these prompts, none of which is cached, have their first token."""
         for _ in range(prompts):
-            self._submit(self._prompt(tokens), 1, sparse)
+            self._submit(self.prompt(tokens), 1, sparse)
         started = time.perf_counter()
         self.drain()
         return time.perf_counter() - started
 
     def start_prompt(self, tokens: int, cached: int) -> int:
         """Submit a prompt whose first tokens are cached. Returns its key, by which it can be cancelled."""
-        prompt = self._prompt(tokens)
+        prompt = self.prompt(tokens)
         self.pretend_cached(prompt[:cached])
         return self._submit(prompt, 1)
 
@@ -90,11 +96,18 @@ class RankLoad:
     def cancel(self, key: int) -> None:
         self._engine.cancel(Cancel(key))
 
-    def _prompt(self, tokens: int) -> list[int]:
+    def prompt(self, tokens: int) -> list[int]:
         return self._random.choices(range(self._backend.vocabulary_size), k=tokens)
 
     def pretend_cached(self, prompt: list[int]) -> None:
-        pool, hashes = self._engine.pool, chain_hashes(prompt)
+        self._take_in(chain_hashes(prompt))
+
+    def land(self, blocks: int) -> None:
+        """Have the pool take in as many blocks, whose content is new, and evict others for them if it is full."""
+        self._take_in([self._random.randbytes(HASH_BYTES) for _ in range(blocks)])
+
+    def _take_in(self, hashes: Sequence[bytes]) -> None:
+        pool = self._engine.pool
         blocks = pool.allocate(len(hashes))
         for block, content in zip(blocks, hashes, strict=True):
             pool.register(block, content)

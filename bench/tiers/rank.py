@@ -1,0 +1,65 @@
+"""One rank of a published model, whose engines keep evicted blocks in host memory or nowhere."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.config import EngineConfig, Hardware, resolve
+from engine.engine import Engine
+from engine.model.model import Model
+from engine.moves.host_slots import HostSlots
+from engine.protocol.messages import Submit
+from engine.rank.loop import LOOK_SECONDS, READ_LOOK_SECONDS
+from engine.runner.backend import ModelBackend
+from mesh.domain.requests import TokenRequest
+from mesh.domain.sampling import Sampling, StopConditions
+from mesh.domain.targets import StoreTarget
+from mesh.errors import EngineFailed
+from transfer.agent import TransferAgent
+
+
+class TierBackend(ModelBackend):
+    """A backend for several engines, one after another: they share its host memory, which takes long to page-lock."""
+
+    def __init__(self, config: EngineConfig, model: Model) -> None:
+        """Raises EngineFailed if there is no host memory for the blocks that `config` asks for."""
+        super().__init__(resolve(config, Hardware(torch.cuda.device_count(), 1 << 40)), model)
+        self.config = config
+        self._kept = super().host_slots()
+        if self._kept is None:
+            raise EngineFailed("host memory has no room for the blocks: lower the longest prefix")
+        self._lends = False
+
+    def host_slots(self) -> HostSlots | None:
+        return self._kept if self._lends else None
+
+    def engine(self, *, host: bool = False, agent: TransferAgent | None = None) -> Engine:
+        """An engine that knows no prefix. host: whether it keeps evicted blocks in host memory."""
+        self._lends = host
+        return Engine(self.config, self, time.monotonic, agent)
+
+
+def submit(key: int, prompt: Sequence[int], max_tokens: int = 1, fetch: StoreTarget | None = None) -> Submit:
+    stop = StopConditions(max_tokens, ignore_eos=True)
+    return Submit(key, TokenRequest(str(key), list(prompt), Sampling(), stop), fetch=fetch)
+
+
+def first_token(engine: Engine, asked: Submit, wait: Callable[[float], None]) -> tuple[float, int]:
+    """Seconds from submitting the only request to its first token, and how many tokens it found in a cache.
+
+    wait: returns when the transfer agent has news, or after as many seconds.
+    """
+    began, seconds, cached = time.perf_counter(), 0.0, 0
+    engine.submit(asked)
+    while not seconds or engine.has_work():
+        if not engine.has_work():
+            wait(READ_LOOK_SECONDS if engine.transfers.open_reads else LOOK_SECONDS)
+        engine.poll_transfers()
+        result = engine.step() if engine.has_work() else None
+        for output in () if result is None else result.outputs:
+            assert output.refusal is None, output
+            if output.token_ids:
+                seconds, cached = time.perf_counter() - began, output.cached_tokens or 0
+        engine.transfers.drain_news()
+    return seconds, cached
