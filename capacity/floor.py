@@ -13,13 +13,14 @@ from engine.parallel.layout import Layout
 
 ALONE = Layout()
 BF16, FP8 = 2, 1
-# Bytes of a weight: two weights a byte, and a bfloat16 scale for each 128.
-INT4 = 1 / 2 + 2 / 128
-# Two weights a byte, and an e4m3 scale for each 16. Products have bfloat16 operands.
+# Bytes of a weight: two weights a byte, and an e4m3 scale for each 16. Products have bfloat16 operands.
 NVFP4 = 1 / 2 + 1 / 16
-ITEM_BYTES: Mapping[Stored, float] = MappingProxyType(
-    {Stored.PLAIN: BF16, Stored.FP8: FP8, Stored.INT4: INT4, Stored.NVFP4: NVFP4}
-)
+ITEM_BYTES: Mapping[Stored, float] = MappingProxyType({Stored.PLAIN: BF16, Stored.FP8: FP8, Stored.NVFP4: NVFP4})
+
+
+def int4_bytes(group: int) -> float:
+    """Bytes of a weight: two weights a byte, and a bfloat16 scale for each group of inputs."""
+    return 1 / 2 + BF16 / group
 
 
 @dataclass(frozen=True)
@@ -141,10 +142,11 @@ def _experts(config: ModelConfig, rows: int, layout: Layout = ALONE) -> Iterator
     # The expected number of this rank's experts that are chosen if choices are uniformly random.
     touched = held * (1 - (1 - chosen / config.n_routed_experts) ** all_rows)
     form = config.quantization.experts
+    item_bytes = int4_bytes(config.quantization.group) if form is Stored.INT4 else ITEM_BYTES[form]
     pairs, hidden = all_rows * chosen / layout.ep, config.hidden_size
     width = config.moe_intermediate_size // layout.width_parts
     for name, inputs, outputs in (("gate and up", hidden, 2 * width), ("down", width, hidden)):
-        size_bytes = touched * inputs * outputs * ITEM_BYTES[form]
+        size_bytes = touched * inputs * outputs * item_bytes
         yield Operation(f"experts {name}", size_bytes, 2 * pairs * inputs * outputs, _is_fp8(form))
 
 

@@ -133,7 +133,8 @@ class EngineConfig(Config):
     """Quantized weights are either multiplied as they are, by activations that are quantized on the way, or converted
     to `dtype` when they are loaded. "auto" keeps them quantized on a GPU. Weights in bfloat16 are quantized while they
     are loaded: with "fp8" to blocks of 128x128, with "w4a8" also, and routed experts to INT4 in groups of 128. So are
-    those in INT4 of compressed-tensors, AWQ and GPTQ, which are not multiplied as they are.
+    those in INT4 of AWQ and GPTQ, which are not multiplied as they are, and those of compressed-tensors, whose experts
+    "w4a8" leaves as they are.
     """
     query_weights: Literal["published", "fp8"] = "published"
     """How projections of queries (q_b_proj) that a checkpoint has in bfloat16 are multiplied: as published, or in FP8,

@@ -32,13 +32,15 @@ from kernels.w4a8_gemm import (
     w4a8_feed_forward,
     w4a8_grouped_gemm,
 )
-from kernels.w4a8_gemm.operands import GROUP, TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
+from kernels.w4a8_gemm.operands import TILE_INPUTS, TILE_OUTPUTS, WEIGHT_BYTES, tile_bytes
 
 ROWS = (1, 8, 16, 32, 64, 96, 128, 256, 1024, 4096)
 # How many experts have rows.
 TOUCHED = (1, 2, 3, 4, 5, 6, 7, 8, 11)
 # The ranks that divide every expert's width, and how many of all experts four and eight tokens choose.
 WIDTH_RANKS, TOUCHED_OF_ALL = 4, (30, 57)
+# Bytes of a weight and its share of a scale.
+WEIGHT_SIZE = tile_bytes(TILE_INPUTS) / (TILE_OUTPUTS * TILE_INPUTS)
 Call = Callable[[], object]
 Form = Callable[[Int4FeedForward, MaskedLayout], Call]
 
@@ -51,11 +53,10 @@ def cases() -> Iterator[Case]:
                     shape=f"INT4 experts' {layer} {ROUTED}x{outputs}x{inputs}, {rows} rows each",
                     provider=provider,
                     make=make,
-                    size_bytes=ROUTED * (outputs * inputs * TILE_BYTES / (TILE_OUTPUTS * GROUP)
-                                         + rows * (inputs + 2 * outputs)),
+                    size_bytes=ROUTED * (outputs * inputs * WEIGHT_SIZE + rows * (inputs + 2 * outputs)),
                     flops=2 * ROUTED * rows * outputs * inputs,
                     fp8=True,
-                )  # fmt: skip
+                )
     forms: dict[str, Form] = {"one kernel": _together, "two products": _apart}
     for rows in ROWS:
         for provider, form in forms.items():
@@ -96,7 +97,7 @@ def _whole_layers(
         shape=shape,
         provider=provider,
         make=make,
-        size_bytes=experts * weights * TILE_BYTES / (TILE_OUTPUTS * GROUP) + rows * 3 * HIDDEN,
+        size_bytes=experts * weights * WEIGHT_SIZE + rows * 3 * HIDDEN,
         flops=2 * rows * weights,
         fp8=True,
     )
@@ -203,11 +204,14 @@ def even_layout(rows: int) -> MaskedLayout:
     return MaskedLayout(positions, torch.full((ROUTED,), rows, dtype=torch.int32, device="cuda"), capacity)
 
 
-def random_int4(outputs: int, inputs: int, experts: int = ROUTED) -> Int4Experts:
-    """Random codes, all but that of -8, and scales up to 1."""
-    shape = (experts, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES)
+def random_int4(
+    outputs: int, inputs: int, experts: int = ROUTED, *, group: int = TILE_INPUTS, minimum: bool = False
+) -> Int4Experts:
+    """Random codes, that of -8 only if `minimum`, and scales up to 1."""
+    shape = (experts, outputs // TILE_OUTPUTS, inputs // TILE_INPUTS, tile_bytes(group))
     tiles = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
-    # No code is -0, which means -8: each magnitude has its lowest bit set.
-    tiles[..., :WEIGHT_BYTES] |= 0x11
+    if not minimum:
+        # No code is -0, which means -8: each magnitude has its lowest bit set.
+        tiles[..., :WEIGHT_BYTES] |= 0x11
     tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).uniform_()
     return int4_experts(tiles)

@@ -13,12 +13,11 @@ import torch
 
 from bench.kernels.deepseek_r1 import CHOICES, EXPERT_WIDTH, EXPERTS, HIDDEN
 from bench.kernels.timing import Case
-from bench.kernels.w4a8 import random_int4
+from bench.kernels.w4a8 import WEIGHT_SIZE, random_int4
 from bench.node.skew import zipf
 from engine.balance.placement import ExpertPlacement, balancing, first_placement
 from kernels.moe_permute import Layout, choose_layout
 from kernels.w4a8_gemm import Int4FeedForward, ScaledRows, int4_feed_forward, w4a8_feed_forward
-from kernels.w4a8_gemm.operands import GROUP, TILE_BYTES, TILE_OUTPUTS
 from kernels.w4a8_gemm.tiling import TILINGS, Tiling
 
 RANKS, COPIES = 4, 2
@@ -43,7 +42,7 @@ def cases() -> Iterator[Case]:
                     shape=f"{slots} INT4 experts' whole layers, {tokens:,} tokens of {RANKS} ranks, {load}",
                     provider="chosen" if tiling is None else f"tiles of {tiling.rows}",
                     make=partial(_layer, slots, choices, tiling),
-                    size_bytes=touched * weights * TILE_BYTES / (TILE_OUTPUTS * GROUP) + rows * 3 * HIDDEN,
+                    size_bytes=touched * weights * WEIGHT_SIZE + rows * 3 * HIDDEN,
                     flops=2 * rows * weights,
                     fp8=True,
                 )

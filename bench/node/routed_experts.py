@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from capacity.floor import FP8, INT4
+from capacity.floor import FP8, int4_bytes
 from capacity.shapes import DEEPSEEK_R1, EXPERTS
 from engine.exchange.interface import RankExchange
 from engine.model.activations import InputForm, Normalized
@@ -62,7 +62,7 @@ def touched(choices: torch.Tensor, ranks: int, experts_a_rank: int) -> list[int]
 
 def expert_bytes(config: ModelConfig) -> float:
     """Bytes of one expert's weights, with the scales of INT4 (those of FP8 are a four-thousandth)."""
-    item_bytes = INT4 if config.quantization.experts is Stored.INT4 else FP8
+    item_bytes = int4_bytes(config.quantization.group) if config.quantization.experts is Stored.INT4 else FP8
     return 3 * config.hidden_size * config.moe_intermediate_size * item_bytes
 
 

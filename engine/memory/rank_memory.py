@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig
 from engine.memory.memory_plan import FRAGMENTATION, LIBRARY_BYTES, blocks_for_others, copy_bytes
-from engine.memory.weight_bytes import BF16, FLOAT32, KeptWeights, WeightBytes, weight_bytes
+from engine.memory.weight_bytes import BF16, FLOAT32, WeightBytes, weight_bytes
 from engine.model.chunks import CHUNK_TOKENS, DIVIDED_CHUNKS
 from engine.model.config import ModelConfig
 from engine.model.indexer_config import MOST_SCORES
+from engine.model.quantization import KeptWeights
 from engine.parallel.layout import Layout
 from engine.runner.graph_sizes import graph_sizes, kept_rows
 from engine.settings.card import Card

@@ -5,19 +5,15 @@ the same on the model itself; a test compares the two.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from engine.model.config import ModelConfig
-from engine.model.quantization import AT_LOAD, WEIGHT_BLOCK, LinearKind, Quantization, Stored
+from engine.model.quantization import WEIGHT_BLOCK, KeptWeights, LinearKind, Quantization, Stored
 from engine.model.share import check_division, check_experts
 from engine.parallel.layout import Layout
 
-KeptWeights = Literal["quantized", "dequantized", "fp8", "w4a8"]
 BF16, FLOAT32 = 2, 4
 # Outputs of an FP8 product come in tiles of 64, and both dimensions of NVFP4's in multiples of it.
 TILE = 64
-# INT4: two weights a byte, and a bfloat16 scale for each group of 128; kept in tiles of 64 outputs by 128 inputs.
-INT4_TILE_BYTES = TILE * WEIGHT_BLOCK // 2 + TILE * 2
 # NVFP4: two weights a byte, an e4m3 scale for each 16, and a float32 scale for each published matrix.
 NVFP4_GROUP = 16
 # Static scales of the inputs of an expert's three matrices.
@@ -53,7 +49,7 @@ def weight_bytes(config: ModelConfig, layout: Layout, weights: KeptWeights = "qu
     Raises ConfigError if the ranks cannot divide the model.
     """
     stored = config.quantization
-    kept = _kept(stored, weights)
+    kept = stored.kept(weights)
     check_division(config, layout.tp, blocks=kept.has_blocks)
     check_experts(config, layout, blocks=kept.experts is not Stored.PLAIN)
     model = _Rank(config, layout, kept, expands_in_fp8=weights == "quantized" and stored.linear is Stored.FP8)
@@ -65,7 +61,7 @@ def weight_bytes(config: ModelConfig, layout: Layout, weights: KeptWeights = "qu
     rest += sum(map(config.has_indexer, range(layers))) * model.indexer
     drafting = model
     if config.draft_quantization is not None:
-        drafting = replace(model, kept=_kept(config.draft_quantization, weights), expands_in_fp8=False)
+        drafting = replace(model, kept=config.draft_quantization.kept(weights), expands_in_fp8=False)
     return WeightBytes(
         layer_experts=model.layer_experts,
         expert_layers=layers - dense,
@@ -73,13 +69,6 @@ def weight_bytes(config: ModelConfig, layout: Layout, weights: KeptWeights = "qu
         rest=rest,
         copy=model.expert,
     )
-
-
-def _kept(stored: Quantization, weights: KeptWeights) -> Quantization:
-    if weights == "dequantized":
-        return Quantization()
-    at_load = AT_LOAD.get(weights)
-    return at_load if at_load is not None and (stored.packed or not stored.quantized) else stored
 
 
 @dataclass(frozen=True)
@@ -135,8 +124,9 @@ class _Rank:
         hidden, width = self.config.hidden_size, self.config.moe_intermediate_size // self.layout.width_parts
         form, shapes = self.kept.experts, ((2 * width, hidden), (hidden, width))
         if form is Stored.INT4 and hidden % WEIGHT_BLOCK == width % WEIGHT_BLOCK == 0:
-            tiles = sum(rows // TILE * (inputs // WEIGHT_BLOCK) for rows, inputs in shapes)
-            return tiles * INT4_TILE_BYTES + (STATIC_SCALES_BYTES if self.kept.static_inputs else 0)
+            # Two weights a byte, and a bfloat16 scale for each group.
+            size = sum(rows * inputs // 2 + BF16 * rows * (inputs // self.kept.group) for rows, inputs in shapes)
+            return size + (STATIC_SCALES_BYTES if self.kept.static_inputs else 0)
         if form is Stored.NVFP4 and hidden % TILE == width % TILE == 0:
             return sum(_nvfp4(rows, inputs) for rows, inputs in shapes) + 3 * FLOAT32
         if form is Stored.FP8 and hidden % WEIGHT_BLOCK == width % WEIGHT_BLOCK == 0:

@@ -1,11 +1,11 @@
 """In which form a checkpoint stores its weights, by `config.json` or by TensorRT-LLM's files next to it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from engine.model.json_reader import JsonReader, read_json
 from mesh.errors import CheckpointError
@@ -18,16 +18,21 @@ EXPERTS_ALGORITHM, LINEAR_ALGORITHM = "W4A8_AWQ", "FP8_BLOCK_SCALES"
 NVFP4_ALGORITHM = "NVFP4"
 
 
+# How weights are kept: as they are published, or in the model's dtype. The others are as "quantized", and say how plain
+# weights are quantized when they are loaded.
+KeptWeights = Literal["quantized", "dequantized", "fp8", "w4a8"]
+
+
 class Stored(Enum):
     # bfloat16, float16 or float32.
     PLAIN = auto()
     # e4m3 in blocks of 128x128 with a scale each.
     FP8 = auto()
-    # Signed, two a byte, groups of 128 inputs with a scale each.
+    # Signed, two a byte, groups of 128 or 32 inputs with a scale each.
     INT4 = auto()
     # e2m1, two a byte, groups of 16 inputs with an e4m3 scale each and a scale over each matrix.
     NVFP4 = auto()
-    # Signed, eight to an int32, as compressed-tensors, AWQ and GPTQ pack them; only dequantized, or quantized again.
+    # Eight to an int32, with zero points, as AWQ and GPTQ pack them; only dequantized, or quantized again.
     PACKED = auto()
 
 
@@ -52,6 +57,10 @@ class Quantization:
     linear: Stored = Stored.PLAIN
     # Routed experts.
     experts: Stored = Stored.PLAIN
+    # Inputs that share a scale of INT4 experts.
+    group: int = WEIGHT_GROUP
+    # Whether INT4 experts are packed as compressed-tensors packs them; linear layers are then published plain.
+    compressed: bool = False
     # Whether the checkpoint has scales for the inputs of its INT4 experts, from calibration; its tensors decide.
     static_inputs: bool = False
     # Whether it has AWQ's scales for the channels of these inputs; its tensors decide.
@@ -79,6 +88,21 @@ class Quantization:
     def packed(self) -> bool:
         """Whether weights have a form that is not multiplied here: they are dequantized, or quantized again."""
         return self.experts is Stored.PACKED
+
+    @property
+    def takes_rounding(self) -> bool:
+        """Whether weights may be quantized when they are loaded: they are plain, or another tool packed them."""
+        return self.packed or self.compressed or not self.quantized
+
+    def kept(self, weights: KeptWeights) -> "Quantization":
+        """In which form a model keeps its weights."""
+        if weights == "dequantized":
+            return Quantization()
+        if weights == "quantized" or not self.takes_rounding:
+            return self
+        at_load = AT_LOAD[weights]
+        # Experts that are in INT4 need no other rounding.
+        return replace(self, linear=at_load.linear) if self.compressed and at_load.experts is Stored.INT4 else at_load
 
 
 # What to do about a model whose weights another tool packed.
@@ -132,7 +156,7 @@ def _parse_compressed(section: JsonReader) -> Quantization:
     _check_values(weights, served)
     if (size := weights.count("group_size")) not in COMPRESSED_GROUPS:
         raise CheckpointError(f"weights.group_size is {size}: compressed-tensors' INT4 is read in groups of 32 or 128")
-    return Quantization(experts=Stored.PACKED)
+    return Quantization(experts=Stored.INT4, group=size, compressed=True)
 
 
 def _parse_awq(section: JsonReader) -> Quantization:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from engine.config import EngineConfig, kept_weights
 from engine.memory.rank_memory import GB, RankMemory, largest, reckon
-from engine.memory.weight_bytes import KeptWeights
 from engine.model.config import ModelConfig
+from engine.model.quantization import KeptWeights
 from engine.parallel.layout import Layout
 from engine.settings.card import Card
 from engine.settings.choice import value_of, with_value

@@ -10,9 +10,8 @@ from typing import Any
 
 from engine.config import MOST_DRAFTS, EngineConfig
 from engine.memory.rank_memory import RankMemory, reckon
-from engine.memory.weight_bytes import KeptWeights
 from engine.model.config import ModelConfig
-from engine.model.quantization import Stored
+from engine.model.quantization import KeptWeights, Stored
 from engine.parallel.config import FEWEST_DIVIDED
 from engine.parallel.layout import Layout
 from engine.runner.graph_sizes import graph_sizes

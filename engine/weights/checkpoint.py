@@ -22,7 +22,7 @@ from engine.weights.stored import (
     packed_parts,
     scale_of,
 )
-from engine.weights.strips import DTYPES, Filling, Strip, strips_of
+from engine.weights.strips import DTYPES, Filling, Strip, kept_form, strips_of
 from mesh.errors import CheckpointError
 from mesh.progress import ProgressLog
 
@@ -136,12 +136,12 @@ def some_of(names: list[str]) -> str:
 
 def _check(shards: Shards, entry: Entry, parameter: Parameter) -> None:
     if parameter.place.dtype in KEPT:
-        if DTYPES[entry.dtype] != parameter.place.dtype:
+        dtype, shape = kept_form(entry)
+        if dtype != parameter.place.dtype:
             form = KEPT[parameter.place.dtype]
             raise CheckpointError(
                 f"{entry.name} is {entry.dtype}: the checkpoint's configuration says that it is {form}"
             )
-        shape = entry.shape
     else:
         shape = matrix_shape(entry)
     if shape != parameter.shape:

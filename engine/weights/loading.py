@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -20,7 +19,7 @@ from engine.model.formats.choice import Formats, choose_formats
 from engine.model.model import Model
 from engine.model.moe import chunk_tokens
 from engine.model.mtp import SHARED_WITH_MODEL
-from engine.model.quantization import AT_LOAD, PACKED_NEEDS, Quantization, Stored
+from engine.model.quantization import AT_LOAD, PACKED_NEEDS, KeptWeights, Quantization, Stored
 from engine.model.share import check_division, check_experts
 from engine.parallel.layout import Group
 from engine.weights.checkpoint import load_weights
@@ -42,9 +41,6 @@ _INDEX_QUERY = re.compile(r"model\.layers\.(\d+)\.self_attn\.indexer\.wq_b\.weig
 # Experts lie in order, and stay there.
 IN_ORDER = BalanceConfig(interval_steps=None)
 NO_DRAFTS = "set engine.drafts.next_n=0, or serve a checkpoint that has one"
-# How quantized weights are kept: as they are published, or in the model's dtype. The others are as "quantized", and say
-# how plain weights are quantized when they are loaded.
-KeptWeights = Literal["quantized", "dequantized", "fp8", "w4a8"]
 
 
 def make_model(resolved: ResolvedEngineConfig, exchange: RankExchange | None = None) -> Model:
@@ -164,32 +160,33 @@ def make_allocator(
     balance: BalanceConfig | None = None,
 ) -> Allocator:
     """Raises ConfigError if the ranks cannot divide the model, or its weights cannot be kept so."""
-    quantized, at_load, packed = weights != "dequantized", AT_LOAD.get(weights), config.quantization.packed
-    if packed and weights == "quantized":
+    published = config.quantization
+    if published.packed and weights == "quantized":
         raise ConfigError(PACKED_NEEDS)
-    if at_load is not None and not packed and config.quantization.quantized and config.quantization != at_load:
+    if weights in AT_LOAD and not published.takes_rounding and published != AT_LOAD[weights]:
         raise ConfigError(f"engine.weights={weights} quantizes plain weights, and the checkpoint's are quantized")
 
     def formats_of(stored: Quantization) -> Formats:
         return choose_formats(
             stored,
             dtype,
-            dequantize=not quantized,
+            dequantize=weights == "dequantized",
             fp8_queries=fp8_queries,
             float32_gates=config.float32_gates,
-            at_load=at_load,
+            at_load=stored.kept(weights) if weights in AT_LOAD else None,
         )
 
-    drafts = config.draft_quantization or config.quantization
+    drafts = config.draft_quantization or published
     placements: dict[int, ExpertPlacement] = {}
     deep_ep = None
     if exchange is not None:
-        layout, stored = exchange.place.layout, at_load or config.quantization
-        check_division(config, layout.tp, blocks=quantized and (fp8_queries or stored.has_blocks))
-        check_experts(config, layout, blocks=quantized and stored.experts is not Stored.PLAIN)
+        layout, kept = exchange.place.layout, published.kept(weights)
+        queries_in_fp8 = fp8_queries and weights != "dequantized"
+        check_division(config, layout.tp, blocks=queries_in_fp8 or kept.has_blocks)
+        check_experts(config, layout, blocks=kept.experts is not Stored.PLAIN)
         placements = _of_first_rank(first_placements(balance or IN_ORDER, layout, config), exchange)
         deep_ep = _find_deep_ep(config, placements, exchange, device)
-    formats, of_drafts = formats_of(config.quantization), formats_of(drafts)
+    formats, of_drafts = formats_of(published), formats_of(drafts)
     return Allocator(dtype, device, formats, exchange, of_drafts, placements, deep_ep)
 
 

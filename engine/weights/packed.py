@@ -1,4 +1,6 @@
-"""Matrices in INT4 that other tools pack into int32, eight weights an item. They are dequantized when they are read."""
+"""Matrices in INT4 that other tools pack into int32, eight weights an item. They are dequantized when they are read, or
+multiplied as they are.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +9,8 @@ from typing import Literal
 import torch
 
 PER_ITEM, BITS = 8, 4
-# The integer that compressed-tensors packs for a weight of 0.
-OFFSET = 8
+# The integer that compressed-tensors packs for a weight of 0, and the highest bits of two integers.
+OFFSET, SIGN_BITS = 8, -0x78
 # GPTQ packs zero points less one.
 GPTQ_ZERO = 1
 # AWQ's nibbles hold columns 0, 2, 4, 6, 1, 3, 5, 7 of eight, from the lowest on: these are the nibbles of the columns.
@@ -48,6 +50,18 @@ class Packing:
         yield f"{module}.{self.scales}"
         if self.zeros is not None:
             yield f"{module}.{self.zeros}"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its integers can be multiplied as they are: rows are the matrix's, and there are no zero points."""
+        return self.tool == "compressed-tensors"
+
+    def int4(self, packed: torch.Tensor) -> torch.Tensor:
+        """packed: rows of a matrix, if `is_kept`. Returns [rows, inputs / 2] int8: two signed integers a byte, the
+        first in the low half. OFFSET inverted the highest bit of each, and no other.
+        """
+        assert self.is_kept
+        return packed.view(torch.int8) ^ SIGN_BITS
 
     def dequantize(self, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
         """Tensors as they are stored. Returns [outputs, inputs] float32."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from engine.model.parameters import Parameter
-from engine.weights.stored import GLOBAL_SCALE_SUFFIX, INPUT_SCALE, PRE_SCALE, SCALE_SUFFIX
+from engine.weights.stored import GLOBAL_SCALE_SUFFIX, GROUP_SCALE_SUFFIX, INPUT_SCALE, PRE_SCALE, SCALE_SUFFIX
 
 # Clears the highest bit of an e4m3 exponent: any byte becomes a number below 2, and none NaN.
 BELOW_TWO = 0xBF
@@ -30,7 +30,7 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
     """
     generator = torch.Generator(device).manual_seed(seed)
     listed = list(parameters)
-    integers = {parameter.name for parameter in listed if parameter.place.dtype == torch.int8}
+    int4_inputs = {each.name: 2 * each.shape[-1] for each in listed if each.place.dtype == torch.int8}
     code_inputs = {each.name: 2 * each.shape[-1] for each in listed if each.place.dtype == torch.uint8}
     for parameter in listed:
         name, inputs, place = parameter.name, parameter.shape[-1], parameter.place
@@ -43,10 +43,11 @@ def fill_randomly(parameters: Iterable[Parameter], device: torch.device, seed: i
             place.fill_(code_inputs[name.removesuffix(GLOBAL_SCALE_SUFFIX)] ** -0.5 / (CODE_RMS * BYTE_RMS))
         elif place.dtype == torch.int8:
             place.copy_(_integers(_bytes(place, generator)))
+        elif (scaled := name.removesuffix(SCALE_SUFFIX).removesuffix(GROUP_SCALE_SUFFIX)) in int4_inputs:
+            place.fill_(int4_inputs[scaled] ** -0.5 / INTEGER_RMS)
         elif name.endswith(SCALE_SUFFIX):
-            # A scale a block or group of 128 inputs.
-            quantized_rms = INTEGER_RMS if name.removesuffix(SCALE_SUFFIX) in integers else BYTE_RMS
-            place.fill_((128 * inputs) ** -0.5 / quantized_rms)
+            # A scale a block of 128 inputs.
+            place.fill_((128 * inputs) ** -0.5 / BYTE_RMS)
         elif name.endswith(INPUT_SCALE):
             place.fill_(LARGEST_INPUT / torch.finfo(torch.float8_e4m3fn).max)
         elif place.dim() == 1:

@@ -42,7 +42,7 @@ def is_nvfp4(entry: Entry) -> bool:
 
 
 def is_packed(entry: Entry) -> bool:
-    """Whether it is a matrix in INT4 as another tool packs it, which is only dequantized."""
+    """Whether it is a matrix in INT4 as another tool packs it."""
     return entry.packing is not None
 
 

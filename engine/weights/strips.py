@@ -15,6 +15,7 @@ from engine.weights.stored import (
     is_int4,
     is_packed,
     is_quantized,
+    matrix_shape,
     packed_parts,
     pre_scale_name,
     scale_of,
@@ -72,6 +73,14 @@ def strips_of(shards: Shards, parameter: Parameter) -> list[Strip]:
     return [*scales, *_cut(entry, slice(rows.start // BLOCK * BLOCK, rows.stop), multiple=BLOCK)]
 
 
+def kept_form(entry: Entry) -> tuple[torch.dtype, tuple[int, ...]]:
+    """The dtype and shape of a place that keeps a tensor without another rounding."""
+    if entry.packing is None or not entry.packing.is_kept:
+        return DTYPES[entry.dtype], entry.shape
+    outputs, inputs = matrix_shape(entry)
+    return torch.int8, (outputs, inputs // 2)
+
+
 class Filling:
     """A place whose strips arrive in order."""
 
@@ -91,10 +100,13 @@ class Filling:
         if strip.piece.target is not None:
             return
         values = strip.tensor(raw)
-        if strip.entry is not self._entry or is_packed(strip.entry):
+        packing = self._entry.packing
+        if strip.entry is not self._entry or (packing is not None and self._dequantized):
             self._scales.setdefault(strip.entry.name, []).append(values.clone())
             return
-        if self._dequantized:
+        if packing is not None:
+            values = packing.int4(values)
+        elif self._dequantized:
             values = self._dequantize(strip.first, values)
         rows, *columns = self._parameter.slices
         start, stop = max(strip.first, rows.start), min(strip.first + len(values), rows.stop)
@@ -103,7 +115,7 @@ class Filling:
 
     def end(self) -> None:
         """All strips have arrived."""
-        if self._entry.packing is not None:
+        if self._entry.packing is not None and self._dequantized:
             scales, *zeros, packed = (torch.cat(parts) for parts in self._scales.values())
             values = self._entry.packing.dequantize(packed, scales, zeros[0] if zeros else None)
             self._matrix.copy_(values[self._parameter.slices])
@@ -138,7 +150,7 @@ def _scales(shards: Shards, entry: Entry) -> Sequence[Entry]:
 
 
 def _is_dequantized(entry: Entry, place: torch.Tensor) -> bool:
-    return is_quantized(entry) and DTYPES[entry.dtype] != place.dtype
+    return is_quantized(entry) and kept_form(entry)[0] != place.dtype
 
 
 def _is_read_directly(entry: Entry, parameter: Parameter) -> bool:

@@ -1,7 +1,7 @@
 """The experts' linear layers with INT4 weights and FP8 activations.
 
-Weights have a scale for each output and 128 inputs, activations one for each row or expert. Each 128 products along the
-inputs are summed in the tensor cores, then scaled and summed in float32.
+Weights have a scale for each output and group of 128 or 32 inputs, activations one for each row or expert. A group's
+products are summed in the tensor cores, then scaled and summed in float32.
 """
 
 from types import ModuleType

@@ -38,6 +38,7 @@ def int4_feed_forward(
     """input_scales: [experts] float32; pre_scales: [experts, width] float32, by which channels are multiplied."""
     experts, _, width = down.shape
     assert gate_up.shape[:2] == (experts, 2 * width) and input_scales.shape == (experts,)
+    assert gate_up.group == down.group
     ones = torch.ones(experts, width, device=input_scales.device) if pre_scales is None else pre_scales
     factors = ones * input_scales.reciprocal().unsqueeze(1)
     progress = torch.zeros(MOST_ROW_TILES, dtype=torch.int32, device=input_scales.device)

@@ -11,7 +11,7 @@ from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 from kernels.tile_sizes import cdiv
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
-from kernels.w4a8_gemm.operands import GROUP, TILE_OUTPUTS, Int4Experts
+from kernels.w4a8_gemm.operands import TILE_INPUTS, TILE_OUTPUTS, Int4Experts
 from kernels.w4a8_gemm.tiling import MOST_FEW_BYTES, spared
 
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
@@ -33,8 +33,10 @@ def takes(x: torch.Tensor, choices: torch.Tensor, experts: Int4FeedForward) -> b
         return False
     if experts.gate_up.has_minimum or experts.down.has_minimum or choices.numel() > MOST_CHOICES:
         return False
+    if experts.gate_up.group != TILE_INPUTS:
+        return False
     _, hidden, width = experts.down.shape
-    held = hidden <= PARTS * HELD_GROUPS * GROUP and width <= HELD_GROUPS * GROUP
+    held = hidden <= PARTS * HELD_GROUPS * TILE_INPUTS and width <= HELD_GROUPS * TILE_INPUTS
     return held and choices.numel() * experts.expert_bytes <= MOST_FEW_BYTES
 
 
@@ -73,7 +75,7 @@ def feed_forward(
 
 def _weight(weight: Int4Experts) -> ctypes.Structure:
     _, outputs, inputs = weight.shape
-    return Weight(tiles=weight.tiles.data_ptr(), output_tiles=outputs // TILE_OUTPUTS, groups=inputs // GROUP)
+    return Weight(tiles=weight.tiles.data_ptr(), output_tiles=outputs // TILE_OUTPUTS, groups=inputs // TILE_INPUTS)
 
 
 @cache
@@ -83,8 +85,8 @@ def choose_strips(touched: int, hidden: int, width: int, ctas: int) -> int:
     def cost(strips: int) -> float:
         first = touched * cdiv(2 * width // STRIP, strips)
         last = touched * cdiv(hidden // STRIP, strips)
-        groups = cdiv(first, TEAMS * ctas) * cdiv(hidden // GROUP, PARTS)
-        groups += cdiv(last, WARPS * ctas) * (width // GROUP)
+        groups = cdiv(first, TEAMS * ctas) * cdiv(hidden // TILE_INPUTS, PARTS)
+        groups += cdiv(last, WARPS * ctas) * (width // TILE_INPUTS)
         # In addition to its strips, a group takes half as long as one of them.
         return groups * (strips + 0.5)
 

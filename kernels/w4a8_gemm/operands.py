@@ -8,12 +8,11 @@ import torch
 
 from kernels.w4a8_gemm.tiling import H200, TilingTable
 
-# Inputs that share a scale.
-GROUP = 128
-# Outputs and bytes of a tile, which holds one group of inputs: two weights a byte, then a bfloat16 scale an output.
-TILE_OUTPUTS = 64
-WEIGHT_BYTES = TILE_OUTPUTS * GROUP // 2
-TILE_BYTES = WEIGHT_BYTES + TILE_OUTPUTS * 2
+# Outputs and inputs of a tile: two weights a byte, then a bfloat16 scale of each output and group of inputs.
+TILE_OUTPUTS, TILE_INPUTS = 64, 128
+WEIGHT_BYTES = TILE_OUTPUTS * TILE_INPUTS // 2
+# Inputs that may share a scale.
+GROUPS = (32, 128)
 
 # A tile's outputs as a warpgroup's product has them: warps of 16, of which a thread holds two that are 8 apart.
 OUTPUT_SPLIT = (4, 2, 8)
@@ -43,9 +42,9 @@ class ScaledRows:
 
 @dataclass(frozen=True, slots=True)
 class Int4Experts:
-    """w ~ integers in [-8, 7] * scales, each scale over one output's group of 128 inputs."""
+    """w ~ integers in [-8, 7] * scales, each scale over one output's group of inputs."""
 
-    # [experts, outputs / 64, inputs / 128, 4224] uint8, contiguous: see `pack_tiles`.
+    # [experts, outputs / 64, inputs / 128, tile's bytes] uint8, contiguous: see `pack_tiles`.
     tiles: torch.Tensor
     # Whether any weight is -8, which takes longer to decode. Scales of absmax / 7 leave none.
     has_minimum: bool
@@ -58,12 +57,28 @@ class Int4Experts:
     def shape(self) -> tuple[int, int, int]:
         """Experts, outputs, inputs."""
         experts, outputs, groups, _ = self.tiles.shape
-        return experts, outputs * TILE_OUTPUTS, groups * GROUP
+        return experts, outputs * TILE_OUTPUTS, groups * TILE_INPUTS
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale: one of `GROUPS`."""
+        return group_of(self.tiles)
+
+
+def tile_bytes(group: int) -> int:
+    return WEIGHT_BYTES + TILE_OUTPUTS * (TILE_INPUTS // group) * 2
+
+
+def group_of(tiles: torch.Tensor) -> int:
+    """Inputs that share a scale, by the tiles' bytes."""
+    return next(group for group in GROUPS if tile_bytes(group) == tiles.shape[-1])
 
 
 def int4_experts(tiles: torch.Tensor) -> Int4Experts:
-    """tiles: [experts, outputs / 64, inputs / 128, 4224] uint8. Looks through them for -8; once, after loading."""
-    assert tiles.dim() == 4 and tiles.shape[-1] == TILE_BYTES
+    """tiles: [experts, outputs / 64, inputs / 128, tile's bytes] uint8. Looks through them for -8; once, after
+    loading.
+    """
+    assert tiles.dim() == 4 and tiles.shape[-1] in map(tile_bytes, GROUPS)
     assert tiles.dtype == torch.uint8 and tiles.is_contiguous()
     drawn = torch.zeros(1, dtype=torch.int32, device=tiles.device)
     return Int4Experts(tiles, any(_holds_minimum(expert) for expert in tiles), drawn)
@@ -84,21 +99,22 @@ def gate_and_up(outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def pack_tiles(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """weight: [..., outputs, inputs / 2] int8, two signed weights a byte, the first in the low half; scales: [...,
-    outputs, inputs / 128] float32 or bfloat16; outputs a multiple of 64, inputs of 128.
+    outputs, inputs / group] float32 or bfloat16; outputs a multiple of 64, inputs of 128.
 
-    Returns [..., outputs / 64, inputs / 128, 4224] uint8; a part of the outputs or inputs gives that part of the tiles.
-    Scales are rounded to bfloat16. Takes several bytes a weight meanwhile: pack expert by expert if memory is short.
+    Returns [..., outputs / 64, inputs / 128, tile's bytes] uint8; a part of the outputs or inputs gives that part of
+    the tiles. Scales are rounded to bfloat16. Takes several bytes a weight meanwhile: pack expert by expert if memory
+    is short.
     """
     *leading, outputs, halves = weight.shape
-    assert weight.dtype == torch.int8 and outputs % TILE_OUTPUTS == 0 and halves * 2 % GROUP == 0
-    assert scales.shape == (*leading, outputs, halves * 2 // GROUP)
+    assert weight.dtype == torch.int8 and outputs % TILE_OUTPUTS == 0 and halves * 2 % TILE_INPUTS == 0
+    assert scales.shape in [(*leading, outputs, halves * 2 // group) for group in GROUPS]
     low, high = (weight << 4) >> 4, weight >> 4
     integers = torch.stack([low, high], dim=-1).flatten(-2)
-    return torch.cat([_pack_weights(integers), _pack_scales(scales)], dim=-1)
+    return torch.cat([_pack_weights(integers), _pack_scales(scales, halves * 2)], dim=-1)
 
 
 def unpack_tiles(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `pack_tiles` packed: [..., outputs, inputs] int8, and scales [..., outputs, inputs / 128] bfloat16."""
+    """What `pack_tiles` packed: [..., outputs, inputs] int8, and scales [..., outputs, inputs / group] bfloat16."""
     codes = _codes(tiles)
     magnitudes = torch.where(codes == 8, 8, codes & 7).to(torch.int8)
     integers = torch.where(codes >= 8, -magnitudes, magnitudes)
@@ -145,16 +161,20 @@ def _from_lanes(lanes: torch.Tensor) -> torch.Tensor:
     return split.flatten(-6).flatten(-5, -2)
 
 
-def _pack_scales(scales: torch.Tensor) -> torch.Tensor:
-    """[..., outputs, groups] to [..., outputs / 64, groups, 128] bytes: a thread's two scales lie in one word."""
-    split: torch.Tensor = scales.bfloat16().unflatten(-2, (-1, *OUTPUT_SPLIT))
-    at = split.dim() - 5
-    ordered = split.permute(*range(at), *(at + axis for axis in (0, 4, 1, 3, 2))).contiguous()
-    return ordered.flatten(-3).view(torch.uint8)
+def _pack_scales(scales: torch.Tensor, inputs: int) -> torch.Tensor:
+    """[..., outputs, groups] to [..., outputs / 64, inputs / 128, bytes]: a thread's two scales of a group lie in one
+    word, and those of a tile's groups in words that follow each other.
+    """
+    by_tile = scales.bfloat16().unflatten(-1, (inputs // TILE_INPUTS, -1))
+    split: torch.Tensor = by_tile.unflatten(-3, (-1, *OUTPUT_SPLIT))
+    # Dimensions before: tile, warp, which of two, thread / 4, tile's inputs, group.
+    at = split.dim() - 6
+    ordered = split.permute(*range(at), *(at + axis for axis in (0, 4, 1, 3, 5, 2))).contiguous()
+    return ordered.flatten(-4).view(torch.uint8)
 
 
 def _unpack_scales(tiles: torch.Tensor) -> torch.Tensor:
     ordered = tiles[..., WEIGHT_BYTES:].contiguous().view(torch.bfloat16)
-    split: torch.Tensor = ordered.unflatten(-1, (OUTPUT_SPLIT[0], OUTPUT_SPLIT[2], OUTPUT_SPLIT[1]))
-    at = split.dim() - 5
-    return split.permute(*range(at), *(at + axis for axis in (0, 2, 4, 3, 1))).flatten(at, -2)
+    split: torch.Tensor = ordered.unflatten(-1, (OUTPUT_SPLIT[0], OUTPUT_SPLIT[2], -1, OUTPUT_SPLIT[1]))
+    at = split.dim() - 6
+    return split.permute(*range(at), *(at + axis for axis in (0, 2, 5, 3, 1, 4))).flatten(-2).flatten(at, -2)

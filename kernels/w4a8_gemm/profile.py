@@ -36,8 +36,9 @@ def profiled(weight: Int4Experts, folder: Path | None = None) -> Int4Experts:
 
     if not warpgroups.takes(weight):
         return weight
-    file = (folder or cache_folder()) / f"w4a8-{_key(weight.tiles.device, warpgroups.SOURCE.parent)}.json"
-    table = find_or_measure(file, "x".join(map(str, weight.shape)), lambda *case: _measure(weight, *case))
+    file = (folder or cache_folder()) / f"w4a8-{_key(weight.tiles.device, warpgroups.FOLDER)}.json"
+    shape = f"{'x'.join(map(str, weight.shape))} in {weight.group}"
+    table = find_or_measure(file, shape, lambda *case: _measure(weight, *case))
     return replace(weight, tilings=table)
 
 

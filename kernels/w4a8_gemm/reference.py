@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
-from kernels.w4a8_gemm.operands import GROUP, Int4Experts, ScaledRows, gate_and_up, unpack_tiles
+from kernels.w4a8_gemm.operands import Int4Experts, ScaledRows, gate_and_up, group_of, unpack_tiles
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
@@ -47,6 +47,6 @@ def _outputs(x: ScaledRows, weight: Int4Experts, layout: Layout) -> Iterator[tup
 
 
 def dequantize(tiles: torch.Tensor) -> torch.Tensor:
-    """[..., outputs / 64, inputs / 128, 4224] uint8 to [..., outputs, inputs] float32."""
+    """[..., outputs / 64, inputs / 128, bytes] uint8 to [..., outputs, inputs] float32."""
     integers, scales = unpack_tiles(tiles)
-    return integers.float() * scales.float().repeat_interleave(GROUP, dim=-1)
+    return integers.float() * scales.float().repeat_interleave(group_of(tiles), dim=-1)

@@ -1,4 +1,4 @@
-"""Our products for Hopper: `cuda/w4a8.cu`."""
+"""Our products for Hopper: `cuda/expert_products.cuh`, compiled for each size of groups."""
 
 import ctypes
 from math import prod
@@ -11,11 +11,13 @@ from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
 from kernels.w4a8_gemm.feed_forward import Int4FeedForward
-from kernels.w4a8_gemm.operands import GROUP, TILE_BYTES, TILE_OUTPUTS, Int4Experts, ScaledRows
+from kernels.w4a8_gemm.operands import TILE_INPUTS, TILE_OUTPUTS, Int4Experts, ScaledRows
 from kernels.w4a8_gemm.tiling import TILINGS, Tiling, narrowed, spared
 
-SOURCE = Path(__file__).parent / "cuda" / "w4a8.cu"
-Operands, Arguments = structure(SOURCE, "Operands"), structure(SOURCE, "Arguments")
+FOLDER = Path(__file__).parent / "cuda"
+# By the inputs that share a scale.
+SOURCES = {128: FOLDER / "w4a8.cu", 32: FOLDER / "w4a8_groups_of_32.cu"}
+Operands, Arguments = structure(SOURCES[128], "Operands"), structure(SOURCES[128], "Arguments")
 # The CUDA source has the same constants.
 MOST_EXPERTS, WARPGROUP = 512, 128
 
@@ -73,10 +75,10 @@ def choose_tiling(weight: Int4Experts, layout: Layout) -> Tiling:
 def _operands(x: ScaledRows, weight: Int4Experts, layout: Layout, tiling: Tiling) -> ctypes.Structure:
     _, outputs, inputs = weight.shape
     rows, address = prod(layout.shape), x.values.data_ptr()
-    boxes = encode_rows(address, rows, inputs, tiling.box_rows, GROUP)
+    boxes = encode_rows(address, rows, inputs, tiling.box_rows, TILE_INPUTS)
     return Operands(
         x=boxes, weight=weight.tiles.data_ptr(), x_scales=x.scales.data_ptr(), output_tiles=outputs // TILE_OUTPUTS,
-        groups=inputs // GROUP,
+        groups=inputs // TILE_INPUTS,
     )  # fmt: skip
 
 
@@ -97,17 +99,17 @@ def _launch(
     arguments.capacity, arguments.contiguous = layout.shape[-1], contiguous
     kind = "full" if has_minimum else "symmetric"
     name = f"w4a8_{kind}_{tiling.rows}_{tiling.warpgroups}_{tiling.parts}_{tiling.turns}"
-    kernel = load_kernel(SOURCE, name, out.device.index or 0)
+    kernel = load_kernel(SOURCES[weight.group], name, out.device.index or 0)
     threads = (tiling.warpgroups + 1) * WARPGROUP
-    ctas = processors(out.device) - _spared(arguments, layout)
+    ctas = processors(out.device) - _spared(arguments, weight, layout)
     kernel.launch((ctas, 1, 1), threads, arguments, dependent=True)
 
 
-def _spared(arguments: ctypes.Structure, layout: Layout) -> int:
+def _spared(arguments: ctypes.Structure, weight: Int4Experts, layout: Layout) -> int:
     if isinstance(layout, ContiguousLayout):
         return 0
     products = arguments.first, arguments.last
-    expert_bytes = sum(product.output_tiles * product.groups for product in products) * TILE_BYTES
+    expert_bytes = sum(product.output_tiles * product.groups for product in products) * weight.tiles.shape[-1]
     return spared(layout.expected_copies, expert_bytes)
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from capacity.ceilings import Ceilings
@@ -43,6 +45,16 @@ def test_int4_experts_take_about_half_of_the_bytes() -> None:
     for before, after in zip(wide, narrow, strict=True):
         share = 0.515625 if before.name.startswith("experts") else 1
         assert after.size_bytes == pytest.approx(before.size_bytes * share)
+
+
+def test_smaller_groups_have_more_scales() -> None:
+    wide = rank("w4a8")
+    narrow = replace(wide, quantization=replace(wide.quantization, group=32))
+    before, after = (
+        next(each for each in decode_operations(config, 64, 3500, kv_item_bytes=1) if each.name == "experts down")
+        for config in (wide, narrow)
+    )
+    assert after.size_bytes / before.size_bytes == pytest.approx(0.5625 / 0.515625)
 
 
 def test_nvfp4_layers_are_multiplied_in_bfloat16_beside_attention_of_bfloat16() -> None:

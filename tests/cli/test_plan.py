@@ -35,7 +35,7 @@ def test_a_card_by_datasheet_is_said_to_be_unmeasured(tmp_path: Path) -> None:
 
 
 def test_packed_weights_are_said_to_be_counted_otherwise(tmp_path: Path) -> None:
-    packed = {**DEEPSEEK_R1, "quantization_config": CONFIGS["compressed-tensors"]}
+    packed = {**DEEPSEEK_R1, "quantization_config": CONFIGS["awq"]}
     (tmp_path / "config.json").write_text(json.dumps(packed, default=dict))
     done = CliRunner().invoke(build(), ["plan", "--model", str(tmp_path), "--gpus", "8"])
     assert done.exit_code == 0

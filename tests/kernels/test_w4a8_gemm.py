@@ -22,18 +22,20 @@ def published(integers: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (192, 384), (3, 128, 256), (2, 1, 64, 256)])
-def test_unpacking_gives_what_was_packed(shape: tuple[int, ...]) -> None:
-    integers, scales = random_integers(*shape), torch.rand(*shape[:-1], shape[-1] // 128).bfloat16()
+@pytest.mark.parametrize(("group", "tile_bytes"), [(128, 4224), (32, 4608)])
+def test_unpacking_gives_what_was_packed(group: int, tile_bytes: int, shape: tuple[int, ...]) -> None:
+    integers, scales = random_integers(*shape), torch.rand(*shape[:-1], shape[-1] // group).bfloat16()
     tiles = pack_tiles(published(integers), scales.float())
-    assert tiles.shape == (*shape[:-2], shape[-2] // 64, shape[-1] // 128, 4224)
+    assert tiles.shape == (*shape[:-2], shape[-2] // 64, shape[-1] // 128, tile_bytes)
     found, found_scales = unpack_tiles(tiles)
     assert torch.equal(found, integers) and torch.equal(found_scales, scales)
 
 
-def test_parts_of_a_matrix_are_packed_as_the_whole() -> None:
-    integers, scales = random_integers(256, 512), torch.rand(256, 4)
+@pytest.mark.parametrize("group", [128, 32])
+def test_parts_of_a_matrix_are_packed_as_the_whole(group: int) -> None:
+    integers, scales = random_integers(256, 512), torch.rand(256, 512 // group)
     whole = pack_tiles(published(integers), scales)
-    part = pack_tiles(published(integers[64:192, 256:]), scales[64:192, 2:])
+    part = pack_tiles(published(integers[64:192, 256:]), scales[64:192, 256 // group :])
     assert torch.equal(part, whole[1:3, 2:])
 
 
@@ -71,16 +73,18 @@ def random_layout(tokens: int, experts: int, contiguous: bool) -> Layout:
 @pytest.mark.parametrize("tokens", [0, 1, 70])
 @pytest.mark.parametrize("contiguous", [False, True])
 @pytest.mark.parametrize("static", [False, True])
-def test_each_row_meets_its_experts_weights(tokens: int, contiguous: bool, static: bool) -> None:
+@pytest.mark.parametrize("group", [128, 32])
+def test_each_row_meets_its_experts_weights(group: int, tokens: int, contiguous: bool, static: bool) -> None:
     experts, outputs, inputs = 5, 128, 256
-    integers, scales = random_integers(experts, outputs, inputs), torch.rand(experts, outputs, 2).bfloat16()
+    integers, scales = random_integers(experts, outputs, inputs), torch.rand(experts, outputs, inputs // group)
+    scales = scales.bfloat16()
     weight = int4_experts(pack_tiles(published(integers), scales))
     layout = random_layout(tokens, experts, contiguous)
     values = torch.randn(*layout.shape, inputs).to(E4M3)
     x = ScaledRows(values, torch.rand(experts if static else layout.shape), static)
     found = w4a8_grouped_gemm(x, weight, layout)
     assert found.shape == (*layout.shape, outputs) and found.dtype == torch.bfloat16
-    dense = (integers.unflatten(-1, (2, 128)).double() * scales.double().unsqueeze(-1)).flatten(-2)
+    dense = (integers.unflatten(-1, (-1, group)).double() * scales.double().unsqueeze(-1)).flatten(-2)
     for row in layout.positions.flatten().tolist():
         if isinstance(layout, ContiguousLayout):
             at: tuple[int, ...] = (row,)

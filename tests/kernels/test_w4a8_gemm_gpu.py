@@ -14,6 +14,7 @@ from tests.support.hopper import on_hopper
 
 # Outputs and inputs.
 SHAPES = [(64, 128), (256, 256), (320, 896), (7168, 2048)]
+by_group = pytest.mark.parametrize("group", [128, 32])
 
 
 def masked(counts: list[int], capacity: int, tokens: int = 1) -> MaskedLayout:
@@ -21,10 +22,10 @@ def masked(counts: list[int], capacity: int, tokens: int = 1) -> MaskedLayout:
     return MaskedLayout(positions, torch.tensor(counts, dtype=torch.int32), capacity)
 
 
-def random_experts(experts: int, outputs: int, inputs: int, lowest: int = -7) -> Int4Experts:
+def random_experts(experts: int, outputs: int, inputs: int, group: int = 128, *, lowest: int = -7) -> Int4Experts:
     integers = torch.randint(lowest, 8, (experts, outputs, inputs), dtype=torch.int8, device="cuda")
     packed = (integers[..., 0::2] & 15) | (integers[..., 1::2] << 4)
-    return int4_experts(pack_tiles(packed, torch.rand(experts, outputs, inputs // 128, device="cuda") + 0.1))
+    return int4_experts(pack_tiles(packed, torch.rand(experts, outputs, inputs // group, device="cuda") + 0.1))
 
 
 def random_rows(layout: Layout, experts: int, inputs: int, static: bool) -> ScaledRows:
@@ -38,11 +39,12 @@ def random_rows(layout: Layout, experts: int, inputs: int, static: bool) -> Scal
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+@by_group
 @pytest.mark.parametrize(("capacity", "counts"), [(64, [0, 1, 64, 17, 33, 0]), (256, [200, 0, 256, 129, 3, 1])])
 def test_a_masked_layout(
-    counts: list[int], capacity: int, outputs: int, inputs: int, static: bool, tiling: Tiling
+    counts: list[int], capacity: int, group: int, outputs: int, inputs: int, static: bool, tiling: Tiling
 ) -> None:
-    weight, layout = random_experts(len(counts), outputs, inputs), masked(counts, capacity)
+    weight, layout = random_experts(len(counts), outputs, inputs, group), masked(counts, capacity)
     layout = MaskedLayout(layout.positions, layout.counts.cuda(), capacity)
     x = random_rows(layout, len(counts), inputs, static)
     found, expected = (module.w4a8_grouped_gemm(x, weight, layout, *more) for module, more in both(tiling))
@@ -57,13 +59,14 @@ def test_a_masked_layout(
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_a_contiguous_layout(outputs: int, inputs: int, static: bool) -> None:
+@by_group
+def test_a_contiguous_layout(group: int, outputs: int, inputs: int, static: bool) -> None:
     experts = 5
     row_experts = torch.arange(experts).repeat_interleave(torch.tensor([128, 0, 1280, 256, 128]))
     row_experts[-28:] = row_experts[100:128] = PADDING
     row_experts = torch.cat([row_experts, torch.full((256,), PADDING)]).int().cuda()
     layout = ContiguousLayout(torch.zeros(1, 1, dtype=torch.int64), row_experts)
-    weight, x = random_experts(experts, outputs, inputs), random_rows(layout, experts, inputs, static)
+    weight, x = random_experts(experts, outputs, inputs, group), random_rows(layout, experts, inputs, static)
     found, expected = (module.w4a8_grouped_gemm(x, weight, layout, *more) for module, more in both(None))
     used = row_experts >= 0
     assert relative_error(found[used], expected[used]) < 5e-3
@@ -73,8 +76,9 @@ def test_a_contiguous_layout(outputs: int, inputs: int, static: bool) -> None:
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
-def test_weights_of_minus_eight(tiling: Tiling) -> None:
-    weight = random_experts(3, 256, 512, lowest=-8)
+@by_group
+def test_weights_of_minus_eight(group: int, tiling: Tiling) -> None:
+    weight = random_experts(3, 256, 512, group, lowest=-8)
     assert weight.has_minimum
     layout = MaskedLayout(torch.zeros(1, 1), torch.tensor([60, 0, 5], dtype=torch.int32, device="cuda"), 64)
     x = random_rows(layout, 3, 512, False)
@@ -98,9 +102,10 @@ def test_any_number_of_experts(experts: int) -> None:
 
 @pytest.mark.gpu
 @on_hopper
+@by_group
 @pytest.mark.parametrize("touched", range(9))
-def test_few_experts_that_have_rows(touched: int) -> None:
-    weight, counts = random_experts(64, 320, 896), torch.zeros(64, dtype=torch.int32, device="cuda")
+def test_few_experts_that_have_rows(touched: int, group: int) -> None:
+    weight, counts = random_experts(64, 320, 896, group), torch.zeros(64, dtype=torch.int32, device="cuda")
     counts[torch.randperm(64)[:touched]] = torch.randint(1, 9, (touched,), dtype=torch.int32, device="cuda")
     layout = MaskedLayout(torch.zeros(1, 1), counts, 64)
     x = random_rows(layout, 64, 896, False)

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, DeepseekV3ForCausalLM, PreTrained
 from engine.batch import Row
 from engine.exchange.interface import RankExchange
 from engine.model.inputs import build_context
+from engine.model.quantization import KeptWeights
 from engine.model.state import make_state
-from engine.weights.loading import KeptWeights, load_model
+from engine.weights.loading import load_model
 from mesh.blocks import BLOCK_TOKENS
 from tests.support.checkpoints import GREEDY
 from tests.support.int4 import dequantized_tensors

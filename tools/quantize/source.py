@@ -89,7 +89,7 @@ class Source:
 
     def _check(self) -> None:
         already = {Stored.INT4: "has INT4 experts", Stored.NVFP4: "is in NVFP4"}.get(self.stored.experts)
-        if already is not None:
+        if already is not None and not self.stored.compressed:
             raise CheckpointError(f"{self.directory} {already} already: quantize the model that it was made of")
         specs = {spec.name: spec for unit in self.units for spec in unit.specs}
         entries = self._shards.entries

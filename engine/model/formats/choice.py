@@ -10,7 +10,7 @@ from engine.model.formats.block_fp8 import BlockFp8Format
 from engine.model.formats.interface import WeightFormat
 from engine.model.formats.nvfp4 import Nvfp4Format
 from engine.model.formats.plain import PlainFormat
-from engine.model.formats.w4a8 import W4A8Format
+from engine.model.formats.w4a8 import Int4Form, W4A8Format
 from engine.model.quantization import LinearKind, Quantization, Stored
 from kernels.block_quant import quantize_blocks
 from kernels.group_quant import quantize_groups
@@ -44,7 +44,7 @@ def choose_formats(
     how weights that are published plain, or packed, are quantized when they are loaded; None if they stay plain.
     """
     gate_dtype = torch.float32 if float32_gates else dtype
-    if at_load is not None and not dequantize and (stored.packed or not stored.quantized):
+    if at_load is not None and not dequantize and stored.takes_rounding:
         return Formats(
             linear=dict.fromkeys(LinearKind, Fp8AtLoadFormat()),
             experts=_experts_at_load(at_load),
@@ -67,7 +67,9 @@ def choose_formats(
     )
 
 
-def _experts_at_load(at_load: Quantization) -> ExpertsAtLoadFormat:
+def _experts_at_load(at_load: Quantization) -> WeightFormat:
+    if at_load.compressed:
+        return _format_of(at_load.experts, at_load)
     rounding = quantize_groups if at_load.experts is Stored.INT4 else quantize_blocks
     return ExpertsAtLoadFormat(_format_of(at_load.experts, at_load), rounding)
 
@@ -79,7 +81,8 @@ def _format_of(form: Stored, stored: Quantization) -> WeightFormat:
         case Stored.FP8:
             return BlockFp8Format()
         case Stored.INT4:
-            return W4A8Format(static=stored.static_inputs, pre_scaled=stored.pre_scaled)
+            scale = "weight_scale" if stored.compressed else "weight_scale_inv"
+            return W4A8Format(Int4Form(stored.group, scale, stored.static_inputs, stored.pre_scaled))
         case Stored.NVFP4:
             return Nvfp4Format()
         case Stored.PACKED:

@@ -1,13 +1,15 @@
-"""Routed experts in INT4 with FP8 activations (W4A8): groups of 128 inputs, one activation scale a row or an expert.
+"""Routed experts in INT4 with FP8 activations (W4A8): groups of 128 or 32 inputs, one activation scale a row or an
+expert.
 
-Published as `quant_method` w4afp8: packed weights, `weight_scale_inv` of each group, and if activations have static
-scales, `w1.input_scale` (gate), `w2` (down) and `w3` (up) of each expert. AWQ (Lin et al., 2024) adds
+compressed-tensors publishes groups of either size, with `weight_scale` of each. `quant_method` w4afp8 has packed
+weights, `weight_scale_inv` of each group of 128, and if activations have static scales, `w1.input_scale` (gate), `w2`
+(down) and `w3` (up) of each expert. AWQ (Lin et al., 2024) adds
 `pre_quant_scale`, by which the channels of an input are multiplied: one of the layer for gate and up, one of each
 expert for down.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +19,6 @@ from engine.model.formats.interface import ExpertShape, Linear, NewTensor
 from engine.model.formats.places import ExpertTensor, expert_parameters
 from engine.model.parameters import NamedParameters, cut, whole
 from kernels.expert_rows import place_quantized, place_rows, quantize_rows, swiglu_rows
-from kernels.group_quant import GROUP
 from kernels.w4a8_gemm import (
     Int4Experts,
     Int4FeedForward,
@@ -32,14 +33,24 @@ from kernels.w4a8_gemm import (
     w4a8_feed_forward,
     w4a8_grouped_gemm,
 )
-from kernels.w4a8_gemm.operands import TILE_BYTES, TILE_OUTPUTS, WEIGHT_BYTES
+from kernels.w4a8_gemm.operands import TILE_INPUTS, TILE_OUTPUTS, WEIGHT_BYTES, tile_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Form:
+    """How the experts are published."""
+
+    # Inputs that share a scale, and what these scales' names end in.
+    group: int = 128
+    scale: str = "weight_scale_inv"
+    # Whether activations have scales from calibration, else one of each row; and whether AWQ scales their channels.
+    static: bool = False
+    pre_scaled: bool = False
 
 
 class W4A8Format:
-    def __init__(self, *, static: bool, pre_scaled: bool) -> None:
-        """static: activations have scales from calibration, else one of each row; pre_scaled: by AWQ."""
-        self._static = static
-        self._pre_scaled = pre_scaled
+    def __init__(self, form: Int4Form) -> None:
+        self._form = form
 
     def takes(self, parts: Sequence[int], inputs: int) -> bool:
         """Only experts come in INT4."""
@@ -49,31 +60,32 @@ class W4A8Format:
         raise AssertionError("not a format of linear layers")
 
     def takes_experts(self, shape: ExpertShape) -> bool:
-        return not shape.shared and shape.hidden % GROUP == 0 and shape.width % GROUP == 0
+        return not shape.shared and shape.hidden % TILE_INPUTS == 0 and shape.width % TILE_INPUTS == 0
 
     def experts(self, shape: ExpertShape, new: NewTensor) -> "W4A8Experts":
-        return W4A8Experts(shape, new, static=self._static, pre_scaled=self._pre_scaled)
+        return W4A8Experts(shape, new, self._form)
 
 
 class W4A8Experts:
     # Rows are quantized as they are placed, or before they travel.
     input_form = InputForm.PLAIN
 
-    def __init__(self, shape: ExpertShape, new: NewTensor, *, static: bool, pre_scaled: bool) -> None:
+    def __init__(self, shape: ExpertShape, new: NewTensor, form: Int4Form) -> None:
         self._shape = shape
-        self._gate_up = _Matrices(new, shape.count, 2 * shape.width, shape.hidden, in_turns=True)
-        self._down = _Matrices(new, shape.count, shape.hidden, shape.width)
+        self._scale = form.scale
+        self._gate_up = _Matrices(new, shape.count, 2 * shape.width, shape.hidden, form.group, in_turns=True)
+        self._down = _Matrices(new, shape.count, shape.hidden, shape.width, form.group)
         # [experts, 3]: of w1 (gate), w2 (down) and w3 (up).
-        self._input_scales = new(shape.count, 3, dtype=torch.float32) if static else None
-        self._gate_up_pre_scale = new(shape.hidden, dtype=torch.float32) if pre_scaled else None
-        self._down_pre_scale = new(shape.count, shape.width, dtype=torch.float32) if pre_scaled else None
+        self._input_scales = new(shape.count, 3, dtype=torch.float32) if form.static else None
+        self._gate_up_pre_scale = new(shape.hidden, dtype=torch.float32) if form.pre_scaled else None
+        self._down_pre_scale = new(shape.count, shape.width, dtype=torch.float32) if form.pre_scaled else None
         # Set by `finish` if scales are static: [experts], and all that one kernel needs for both products.
         self._gate_up_input_scale: torch.Tensor | None = None
         self._together: Int4FeedForward | None = None
 
     def parameters(self, prefix: str) -> NamedParameters:
         values = ExpertTensor("weight", self._gate_up.values, self._down.values)
-        scales = ExpertTensor("weight_scale_inv", self._gate_up.scales, self._down.scales)
+        scales = ExpertTensor(self._scale, self._gate_up.scales, self._down.scales)
         yield from expert_parameters([values, scales], prefix, self._shape)
         if self._input_scales is not None:
             for expert, each in zip(self._shape.numbers, self._input_scales, strict=True):
@@ -130,14 +142,17 @@ class W4A8Experts:
 class _Matrices:
     """INT4 matrices of all experts: filled in the order in which they are published, then packed in place."""
 
-    def __init__(self, new: NewTensor, experts: int, outputs: int, inputs: int, *, in_turns: bool = False) -> None:
-        """in_turns: whether gate's and up's outputs take turns when they are packed."""
+    def __init__(
+        self, new: NewTensor, experts: int, outputs: int, inputs: int, group: int, *, in_turns: bool = False
+    ) -> None:
+        """group: inputs that share a scale; in_turns: whether gate's and up's outputs take turns when packed."""
         self._in_turns = in_turns
-        self.tiles = new(experts, outputs // TILE_OUTPUTS, inputs // GROUP, TILE_BYTES, dtype=torch.uint8)
+        shape = (experts, outputs // TILE_OUTPUTS, inputs // TILE_INPUTS, tile_bytes(group))
+        self.tiles = new(*shape, dtype=torch.uint8)
         values = self.tiles[..., :WEIGHT_BYTES].view(torch.int8).unflatten(-1, (TILE_OUTPUTS, -1))
-        scales = self.tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).unsqueeze(-1)
-        # Places of matrices [outputs, inputs / 2] int8 and [outputs, inputs / 128] bfloat16, which do not lie in one
-        # piece: [experts, tiles, 64, groups, columns of a group].
+        scales = self.tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).unflatten(-1, (TILE_OUTPUTS, -1))
+        # Places of matrices [outputs, inputs / 2] int8 and [outputs, inputs / group] bfloat16, which do not lie in one
+        # piece: [experts, tiles, 64, tiles along the inputs, columns of a tile].
         self.values, self.scales = values.transpose(2, 3), scales.transpose(2, 3)
         self._packed: Int4Experts | None = None
 
@@ -157,6 +172,6 @@ class _Matrices:
         self._packed = profiled(packed) if profile else packed
 
     def _ordered(self, place: torch.Tensor) -> torch.Tensor:
-        """[tiles, 64, groups, columns of a group] as a matrix, its outputs in the order in which they are packed."""
+        """[tiles, 64, tiles along the inputs, columns of a tile] as a matrix, its outputs as they are packed."""
         matrix = place.flatten(2).flatten(0, 1)
         return take_turns(matrix) if self._in_turns else matrix.contiguous()

@@ -6,7 +6,8 @@
 
 // How the experts' weights are packed (operands.py).
 constexpr int TILE_OUTPUTS = 64, GROUP_INPUTS = 128, WEIGHT_BYTES = TILE_OUTPUTS * GROUP_INPUTS / 2;
-constexpr int TILE_BYTES = WEIGHT_BYTES + TILE_OUTPUTS * 2;
+// With one scale of each output, over all of a tile's inputs.
+constexpr int SCALE_BYTES = TILE_OUTPUTS * 2, TILE_BYTES = WEIGHT_BYTES + SCALE_BYTES;
 constexpr int MOST_EXPERTS = 512;
 
 // Four e4m3 numbers of a word of eight weights (operands.py): 2^-9 times the weights of one output, subnormal; of the other
@@ -47,6 +48,7 @@ MULTIPLY(8, 4, 4, 5, 6, 7, 8, 9)
 MULTIPLY(16, 8, 8, 9, 10, 11, 12, 13)
 MULTIPLY(24, 12, 12, 13, 14, 15, 16, 17)
 MULTIPLY(32, 16, 16, 17, 18, 19, 20, 21)
+MULTIPLY(48, 24, 24, 25, 26, 27, 28, 29)
 MULTIPLY(96, 48, 48, 49, 50, 51, 52, 53)
 MULTIPLY(128, 64, 64, 65, 66, 67, 68, 69)
 #undef MULTIPLY

@@ -8,10 +8,12 @@ constexpr int WARPGROUP = 128, PRODUCERS = WARPGROUP / 32, SHARED_BYTES = 230000
 
 // A tile of ROWS rows: each of WARPGROUPS warpgroups multiplies PARTS times 64 outputs over every TURNS-th group of inputs. With
 // turns PARTS is 1, and both products' groups divide into them: a turn always has the same stages.
-template <int ROWS, int WARPGROUPS, int PARTS, int TURNS>
+template <int ROWS, int WARPGROUPS, int PARTS, int TURNS, int SCALES>
 struct Shape {
   // Warpgroups of a turn, and tiles of 64 outputs.
   static constexpr int TURN = WARPGROUPS / TURNS, OUTPUT_TILES = TURN * PARTS;
+  // A tile has this many scales of each output, each over its part of the tile's inputs.
+  static constexpr int TILE_BYTES = WEIGHT_BYTES + SCALES * SCALE_BYTES;
   static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
   // A tile with fewer rows may be made as one of ROWS less some steps. Rows are copied by boxes.
   static constexpr int STEP = WARPGROUPS == 2 ? 32 : ROWS, BOX_ROWS = ROWS > 64 ? 64 : ROWS;
@@ -26,11 +28,11 @@ struct Shape {
   static constexpr int FEW_REGISTERS = WARPGROUPS == 2 ? 40 : 64, REGISTERS = WARPGROUPS == 2 ? 232 : 104;
 };
 
-template <int ROWS, int WARPGROUPS, int PARTS, int TURNS>
+template <int ROWS, int WARPGROUPS, int PARTS, int TURNS, int SCALES>
 struct Shared {
-  using Of = Shape<ROWS, WARPGROUPS, PARTS, TURNS>;
+  using Of = Shape<ROWS, WARPGROUPS, PARTS, TURNS, SCALES>;
   u8 x[Of::STAGES][Of::X_BYTES];
-  u8 weight[Of::STAGES][Of::OUTPUT_TILES][TILE_BYTES];
+  u8 weight[Of::STAGES][Of::OUTPUT_TILES][Of::TILE_BYTES];
   // 16 outputs a row for each warp.
   uint4 rows[Of::CONSUMERS / 32][Of::STORED_BYTES / 16];
   u64 full[Of::STAGES], empty[Of::STAGES];
@@ -43,10 +45,4 @@ struct Shared {
   int numbers[2];
   // By tile of two, turn, and thread of a turn. There are no empty arrays.
   float4 sums[2][TURNS > 1 ? TURNS - 1 : 1][TURNS > 1 ? Of::QUADS : 1][TURNS > 1 ? Of::TURN * WARPGROUP : 1];
-};
-
-// A thread's share of a tile of weights of one group, and of its scales.
-struct Words {
-  uint4 half[2];
-  u32 scales;
 };

@@ -7,7 +7,7 @@
 // What one product multiplies.
 struct Operands {
   TensorMap x;
-  // [experts, output_tiles, groups, TILE_BYTES].
+  // [experts, output_tiles, groups, bytes of a tile].
   const u8* weight;
   // One an expert if they are static, or one a row.
   const float* x_scales;

@@ -18,11 +18,12 @@ from engine.engine import Engine
 from engine.exchange.host import HostExchange
 from engine.model.config import read_model_config
 from engine.model.model import Model
+from engine.model.quantization import KeptWeights
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.runner.balancer import Balancer
-from engine.weights.loading import KeptWeights, load_model
+from engine.weights.loading import load_model
 from kernels.moe_gate import NO_EXPERT
 from mesh.errors import ConfigError
 from tests.support.checkpoints import random_prompt, rewrite_as_one_file, tiny_checkpoint

@@ -7,12 +7,14 @@ import torch
 
 from capacity.shapes import EXPERTS, SHAPES
 from engine.exchange.alone import Alone
-from engine.memory.weight_bytes import KeptWeights, weight_bytes
+from engine.memory.weight_bytes import weight_bytes
 from engine.model.config import ModelConfig, parse_model_config
+from engine.model.quantization import KeptWeights
 from engine.parallel.layout import Layout, Place
 from engine.weights.loading import make_allocator
 from engine.weights.sizes import sizes_of
 from mesh.errors import ConfigError
+from tests.support.packed import CONFIGS
 
 LAYOUTS = {
     "one rank": Layout(),
@@ -45,6 +47,14 @@ def test_reckoned_weights_are_those_of_the_model(name: str, experts: str, weight
         assert reckoned.value.message == error.message
         return
     counted, found = sizes_of(config, allocate), weight_bytes(config, layout, weights)
+    assert (found.total, found.layer_experts) == (counted.weights, counted.layer_experts)
+
+
+def test_groups_of_32_take_what_the_models_tiles_do() -> None:
+    values = {**SHAPES["r1"], "num_hidden_layers": 5, "quantization_config": CONFIGS["compressed-tensors"]}
+    config = parse_model_config(values)
+    allocate = make_allocator(config, torch.bfloat16, torch.device("meta"), "quantized")
+    counted, found = sizes_of(config, allocate), weight_bytes(config, Layout())
     assert (found.total, found.layer_experts) == (counted.weights, counted.layer_experts)
 
 

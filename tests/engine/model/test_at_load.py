@@ -12,8 +12,9 @@ from engine.model.expert_group import ExpertGroup
 from engine.model.formats.at_load import Scratch
 from engine.model.formats.interface import Experts, ExpertShape
 from engine.model.parameters import Part
+from engine.model.quantization import KeptWeights
 from engine.weights.checkpoint import load_weights
-from engine.weights.loading import KeptWeights, load_model, make_allocator, settle
+from engine.weights.loading import load_model, make_allocator, settle
 from engine.weights.reader import Reader
 from engine.weights.shards import open_shards
 from mesh.errors import ConfigError

@@ -83,7 +83,7 @@ def test_the_language_model_of_kimi_k25_is_described() -> None:
     config = parse_model_config(json.loads(path.read_text(encoding="utf-8")))
     assert (config.num_hidden_layers, config.n_routed_experts, config.vocab_size) == (61, 384, 163_840)
     assert config.yarn is not None and config.yarn.factor == 64 and config.eos_token_ids == {163_585}
-    assert config.quantization == Quantization(experts=Stored.PACKED)
+    assert config.quantization == Quantization(experts=Stored.INT4, group=32, compressed=True)
 
 
 def test_a_model_that_sees_must_have_a_language_model() -> None:

@@ -17,10 +17,11 @@ from engine.model.deep_ep import DeepEp, Traffic, adapter, elastic
 from engine.model.deep_ep.adapter import usable
 from engine.model.deep_ep.elastic import LEAST_ROOM, ElasticBuffer
 from engine.model.expert_group import ExpertGroup
+from engine.model.quantization import KeptWeights
 from engine.parallel.layout import Layout, Place
 from engine.parallel.peers import Peers
 from engine.weights import loading
-from engine.weights.loading import KeptWeights, load_model
+from engine.weights.loading import load_model
 from kernels.act_quant import Quantized, dequantize, quantize
 from kernels.expert_rows import quantize_rows
 from kernels.moe_gate import NO_EXPERT

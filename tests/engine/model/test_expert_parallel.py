@@ -13,16 +13,18 @@ from engine.model import moe
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.parameters import Parameter, merged_shape
+from engine.model.quantization import KeptWeights
 from engine.model.share import check_experts
 from engine.model.state import make_state
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
-from engine.weights.loading import KeptWeights, load_model
+from engine.weights.loading import load_model
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import GREEDY, random_prompt, rewrite_as_one_file, tiny_checkpoint
 from tests.support.errors import relative_error
 from tests.support.int4 import int4_checkpoint
 from tests.support.nvfp4 import WITH_OUTPUT, nvfp4_checkpoint
+from tests.support.packed import packed_checkpoint
 from tests.support.rank_threads import on_each_rank
 
 CPU = torch.device("cpu")
@@ -127,11 +129,13 @@ def test_ranks_hold_each_part_of_each_expert_once(checkpoint: Path, layout: Layo
 
 
 @pytest.mark.parametrize("weights", ["dequantized", "quantized"])
-@pytest.mark.parametrize("form", ["float8", "int4", "nvfp4"])
+@pytest.mark.parametrize("form", ["float8", "int4", "groups of 32", "nvfp4"])
 def test_parts_of_quantized_experts_consist_of_their_blocks(tmp_path: Path, weights: KeptWeights, form: str) -> None:
     sizes: dict[str, Any] = {"moe_intermediate_size": 256, "num_hidden_layers": 2}
     if form == "int4":
         directory = int4_checkpoint(tmp_path, static=True, pre_scaled=True, **sizes)
+    elif form == "groups of 32":
+        directory, _ = packed_checkpoint(tmp_path, "compressed-tensors", hidden_size=256, **sizes)
     elif form == "nvfp4":
         directory = nvfp4_checkpoint(tmp_path, num_nextn_predict_layers=0, **sizes)
     else:

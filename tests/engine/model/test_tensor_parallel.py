@@ -15,13 +15,14 @@ from engine.model.formats.plain import PlainExperts
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.parameters import Parameter, merged_shape
+from engine.model.quantization import KeptWeights
 from engine.model.share import check_division
 from engine.model.state import make_state
 from engine.model.tensor_group import FEW_ROWS
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.weights import reader
-from engine.weights.loading import KeptWeights, load_model
+from engine.weights.loading import load_model
 from engine.weights.shards import Shards, open_shards
 from kernels.moe_gate import NO_EXPERT
 from mesh.errors import ConfigError

@@ -18,9 +18,9 @@ from engine.model.formats.plain import PlainExperts
 from engine.model.formats.w4a8 import W4A8Experts
 from engine.model.moe import MixtureOfExperts
 from engine.model.parameters import Part
-from engine.model.quantization import Quantization, Stored
+from engine.model.quantization import KeptWeights, Quantization, Stored
 from engine.weights.checkpoint import load_weights
-from engine.weights.loading import KeptWeights, load_model, make_allocator, random_model, settle
+from engine.weights.loading import load_model, make_allocator, random_model, settle
 from engine.weights.reader import Reader
 from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError

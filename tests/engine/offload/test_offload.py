@@ -17,12 +17,13 @@ from engine.exchange.alone import Alone
 from engine.exchange.turns import StepTurns
 from engine.model import moe
 from engine.model.config import parse_model_config
+from engine.model.quantization import KeptWeights
 from engine.offload.config import OffloadConfig
 from engine.offload.experts import OffloadedLayers
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout, Place
 from engine.weights import offloading as module
-from engine.weights.loading import KeptWeights, load_model, make_allocator, random_model
+from engine.weights.loading import load_model, make_allocator, random_model
 from engine.weights.offloading import Offloading
 from mesh.errors import ConfigError
 from tests.support.checkpoints import generate, model_backend, random_prompt, tiny_checkpoint

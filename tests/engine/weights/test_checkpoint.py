@@ -9,9 +9,10 @@ import torch
 
 from engine.model.model import Model
 from engine.model.parameters import Parameter, Part, merged_shape
+from engine.model.quantization import KeptWeights
 from engine.model.state import make_state
 from engine.weights.checkpoint import load_weights
-from engine.weights.loading import KeptWeights, load_model
+from engine.weights.loading import load_model
 from engine.weights.reader import Reader
 from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError
@@ -228,7 +229,7 @@ PEAK = """
 import re, sys
 from pathlib import Path
 import torch
-from engine.weights.loading import KeptWeights, load_model
+from engine.weights.loading import load_model
 def peak() -> int:
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
 before = peak()

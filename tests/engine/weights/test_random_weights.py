@@ -9,13 +9,14 @@ from engine.config import EngineConfig, Hardware, resolve
 from engine.model.activations import InputForm
 from engine.model.config import read_model_config
 from engine.model.parameters import whole
-from engine.model.quantization import LinearKind
+from engine.model.quantization import KeptWeights, LinearKind
 from engine.runner.backend import ModelBackend
-from engine.weights.loading import KeptWeights, make_allocator, random_model
+from engine.weights.loading import make_allocator, random_model
 from engine.weights.random_weights import fill_randomly
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import make_workspace
 from mesh.domain.sampling import Sampling
+from tests.support.packed import CONFIGS
 from tools.make_checkpoint import checkpoint_config
 
 WIDTHS = {
@@ -28,15 +29,18 @@ WIDTHS = {
 }
 
 
-def write_config(directory: Path) -> Path:
+def write_config(directory: Path, form: str = "float8") -> Path:
     config = checkpoint_config("tiny", dtype="float8", overrides=dict(WIDTHS))
+    if form == "groups of 32":
+        config["quantization_config"] = CONFIGS["compressed-tensors"]
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
 
 @pytest.mark.parametrize("weights", ["dequantized", "quantized"])
-def test_every_weight_is_drawn_and_finite(tmp_path: Path, weights: KeptWeights) -> None:
-    model = random_model(write_config(tmp_path), torch.bfloat16, torch.device("cpu"), weights)
+@pytest.mark.parametrize("form", ["float8", "groups of 32"])
+def test_every_weight_is_drawn_and_finite(form: str, tmp_path: Path, weights: KeptWeights) -> None:
+    model = random_model(write_config(tmp_path, form), torch.bfloat16, torch.device("cpu"), weights)
     for parameter in model.parameters():
         values = parameter.place.float()
         assert values.isfinite().all(), parameter.name

@@ -55,6 +55,14 @@ inline void mul_rn_bf16x2(u32& to, u32 x, u32 y) {
 
 // Plain loads and stores.
 template <class T> inline void ld_global_s32(T& to, u64 from) { to = *(const int*)from; }
+inline void ld_acquire_gpu_global_s32(int& to, u64 from) {
+  yield();
+  to = *(const int*)from;
+}
+inline void red_release_gpu_global_add_s32(u64 to, int added) {
+  *(int*)to += added;
+  launched.progress++;
+}
 template <class V> inline void load_words(V to, const u8* from, int words) {
   for (int i = 0; i < words; i++) memcpy(&to[i], from + 4 * i, 4);
 }

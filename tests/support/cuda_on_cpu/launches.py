@@ -87,6 +87,7 @@ class CudaOnCpu:
             "encode_rows": encode_rows,
             "is_hopper": lambda *_: True,
             "processors": lambda *_: PROCESSORS,
+            "spared": lambda *_: 0,
         }
 
 

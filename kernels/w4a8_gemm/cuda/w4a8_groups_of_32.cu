@@ -1,0 +1,5 @@
+// The experts' products (expert_products.cuh) of weights with a scale for each output and 32 inputs.
+
+#include "expert_products.cuh"
+
+ALL_TILINGS(4)
