@@ -102,7 +102,7 @@ class RoutedLayer:
 class _GivenGate(Gate):
     chosen: tuple[torch.Tensor, torch.Tensor]
 
-    def choose(self, hidden: torch.Tensor, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def choose(self, hidden: Normalized, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         return self.chosen
 
 

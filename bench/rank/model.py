@@ -12,6 +12,7 @@ import torch
 from capacity.shapes import EXPERTS, SHAPES
 from engine.config import ResolvedEngineConfig
 from engine.exchange.interface import RankExchange
+from engine.model.activations import Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.gate import Gate
@@ -92,7 +93,7 @@ class UniformGate(Gate):
         self._layer = layer
         self._uniform = uniform
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Normalized) -> torch.Tensor:
         return self._uniform.of_layer(self._layer, super().logits(hidden))
 
 

@@ -37,6 +37,8 @@ class Normalized:
     plain: torch.Tensor | None
     # In groups of FP8.
     quantized: Quantized | None
+    # Logits of the layer's gate, as `kernels.moe_gate.moe_gate` takes them, if the norm's kernel computed them too.
+    logits: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:

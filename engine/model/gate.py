@@ -2,6 +2,7 @@
 
 import torch
 
+from engine.model.activations import Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.parameters import NamedParameters, whole
@@ -20,7 +21,8 @@ class Gate:
             shared=shared,
             softmax=config.scoring_func == "softmax",
         )
-        self._weight = allocate(config.n_routed_experts, config.hidden_size, dtype=allocate.formats.gate_dtype)
+        # [experts, hidden]
+        self.weight = allocate(config.n_routed_experts, config.hidden_size, dtype=allocate.formats.gate_dtype)
         self._bias = allocate(config.n_routed_experts, dtype=torch.float32)
         # Only gates that balance themselves by a bias have one in the checkpoint.
         self._has_bias = config.topk_method == "noaux_tc"
@@ -28,17 +30,17 @@ class Gate:
             self._bias.zero_()
 
     def parameters(self, prefix: str) -> NamedParameters:
-        yield whole(f"{prefix}.weight", self._weight)
+        yield whole(f"{prefix}.weight", self.weight)
         if self._has_bias:
             yield whole(f"{prefix}.e_score_correction_bias", self._bias)
 
-    def choose(self, hidden: torch.Tensor, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden: [tokens, hidden]. Returns (weights float32, experts int64), both [tokens, experts per token].
+    def choose(self, hidden: Normalized, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """hidden: [tokens, hidden], plain. Returns (weights float32, experts int64), both [tokens, experts per token].
 
         counted: [tokens] bool; tokens that are not counted have no expert. None if all are.
         """
         return moe_gate(self.logits(hidden), self._bias, self._routing, counted)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Normalized) -> torch.Tensor:
         """Logits in shares, as `moe_gate` takes them: [shares, tokens, experts] float32."""
-        return gate_logits(hidden, self._weight)
+        return gate_logits(hidden.unquantized(), self.weight) if hidden.logits is None else hidden.logits

@@ -47,7 +47,7 @@ class DecoderLayer:
         attended = self.attention.forward(hidden, context)
         forms = self.feed_forward.input_forms
         if isinstance(self.feed_forward, MixtureOfExperts):
-            hidden = residual.add_for_experts(attended, self.middle_norm, forms)
+            hidden = residual.add_for_experts(attended, self.middle_norm, forms, self.feed_forward.gate.weight)
             return self.feed_forward.forward(hidden, context.workspace, context.counted, everywhere=residual.everywhere)
         hidden = residual.add_parts(attended, self.middle_norm, forms)
         return residual.delta(self.feed_forward.forward(hidden, context.workspace))

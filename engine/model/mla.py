@@ -24,7 +24,7 @@ from kernels.index_keys import IndexQueries
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
-from kernels.mla_projections import absorb_query, expand_attended, expand_values
+from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
 from kernels.mla_selected import mla_selected
 from kernels.rope import rotate_
 from kernels.sparse_prefill import LAST_QUERIES, Selection, select_lines
@@ -160,7 +160,8 @@ class Attention:
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
         others = context.expanded or context.sparse or context.indexed or context.padding
         if out is None and len(context.absorbed) == 1 and not others:
-            return expand_attended(self._attended(context.absorbed[0], query, pool, context), self._absorb_value)
+            attended = self._attended(context.absorbed[0], query, pool, context)
+            return expand_values_quantized(attended, self._absorb_value)
         out = out or empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
         for row in context.expanded:
             self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
@@ -183,10 +184,11 @@ class Attention:
         """First tokens and values, [tokens, heads, value], of these rows and of all in the absorbed form."""
         query = inputs.query
         for indexed in context.indexed:
-            yield indexed.first, expand_values(self._selected(indexed, inputs, pool, context), self._absorb_value)
+            selected = Attended(self._selected(indexed, inputs, pool, context))
+            yield indexed.first, expand_values(selected, self._absorb_value)
         for absorbed in context.absorbed:
             attended = self._attended(absorbed, query, pool, context)
-            yield absorbed.first, expand_values(attended.joined(), self._absorb_value)
+            yield absorbed.first, expand_values(attended, self._absorb_value)
         for row in expanded:
             yield row.first, self._expanded(row, query, inputs.latents, pool, context)
         for part in sparse:

@@ -197,7 +197,7 @@ class MixtureOfExperts:
         return self._shared_part or (self._shared if self._group.rank == 0 else None)
 
     def _send(self, hidden: Normalized, counted: torch.Tensor | None, *, exchanges: bool) -> Begun[Dispatched]:
-        weights, choices = self.gate.choose(hidden.unquantized(), counted if self._skips_padding else None)
+        weights, choices = self.gate.choose(hidden, counted if self._skips_padding else None)
         rows = hidden.in_form(self.experts.input_form)
         if self.slots is not None:
             choices = self.slots.route(choices, counts=exchanges or self._group.rank == 0)

@@ -9,7 +9,13 @@ from engine.model.activations import InputForm, Normalized
 from engine.model.tensor_group import TensorGroup
 from kernels.act_quant import quantize
 from kernels.moe_permute import ExpertOutputs, combine
-from kernels.norm import Delta, add_rms_norm, add_rms_norm_in_both_forms, add_rms_norm_quantized
+from kernels.norm import (
+    Delta,
+    add_rms_norm,
+    add_rms_norm_and_logits,
+    add_rms_norm_in_both_forms,
+    add_rms_norm_quantized,
+)
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
 
 
@@ -45,8 +51,12 @@ class Residual(Protocol):
         """`add` for the sum of parts."""
         ...
 
-    def add_for_experts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
-        """As `add_parts`, but returns this rank's rows alone, which it sends to experts: [own rows, hidden]."""
+    def add_for_experts(
+        self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm], gate: torch.Tensor
+    ) -> Normalized:
+        """As `add_parts`, but returns this rank's rows alone, which it sends to experts: [own rows, hidden], perhaps
+        with their logits. gate: the weight that makes these, [experts, hidden].
+        """
         ...
 
     def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
@@ -92,9 +102,18 @@ class DividedResidual:
         made = self._exchanged(parts, weight, forms, sums=SummedRows.OWN, gathers=True)
         return made or self.add(self._group.sum(parts), weight, forms)
 
-    def add_for_experts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+    def add_for_experts(
+        self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm], gate: torch.Tensor
+    ) -> Normalized:
         made = self._exchanged(parts, weight, forms, sums=SummedRows.OWN, gathers=False)
-        return made or self._add_own(self._group.sum(parts), weight, forms)
+        if made:
+            return made
+        delta, quantizes = self._group.sum(parts), InputForm.FP8_GROUPS in forms
+        gated = add_rms_norm_and_logits(delta, self._rows, weight, self._epsilon, gate, quantizes=quantizes)
+        if gated is None:
+            return self._add_own(delta, weight, forms)
+        self._rows = gated.residual
+        return Normalized(gated.plain, gated.quantized, gated.logits)
 
     def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
         if self._group.divides:
@@ -143,7 +162,12 @@ class EverywhereResidual:
     def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
         return self._added(delta, self._rows, weight, forms)
 
-    add_parts = add_for_experts = add
+    add_parts = add
+
+    def add_for_experts(
+        self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm], gate: torch.Tensor
+    ) -> Normalized:
+        return self.add(parts, weight, forms)
 
     def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
         rows = self._rows

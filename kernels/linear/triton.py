@@ -32,7 +32,7 @@ def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     few, large = x.shape[0] <= MOST_ROWS, weight.shape[0] >= FEWEST_OUTPUTS
     # The copy engine requires this.
     aligned = x.shape[1] % 8 == 0 and x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
-    return is_hopper() and x.dtype == torch.bfloat16 and few and large and aligned
+    return is_hopper() and x.dtype == torch.bfloat16 and x.is_contiguous() and few and large and aligned
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

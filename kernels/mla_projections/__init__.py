@@ -6,10 +6,11 @@ DeepSeek-V2 (2024), section 2.1.2: the key's up-projection is absorbed into the 
 import torch
 
 from kernels.act_quant import Quantized, quantize
+from kernels.few_rows import are_few
 from kernels.mla_decode import Attended
 from kernels.mla_projections import reference
 
-__all__ = ["absorb_query", "expand_attended", "expand_values", "expand_values_quantized"]
+__all__ = ["absorb_query", "expand_values", "expand_values_quantized"]
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -24,49 +25,52 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     assert query.stride(2) == 1 and weight.stride()[1:] == (latent, 1)
     assert rotations.shape == (tokens, (width - nope) // 2) and rotations.is_contiguous()
     if query.is_cuda:
-        # Imported here: CUDA's bindings come with a CUDA build of torch.
-        from kernels.mla_projections import few_tokens
+        # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+        from kernels.mla_projections import few_rows, few_tokens
 
         if few_tokens.takes_queries(query, weight):
             return few_tokens.absorb_query(query, weight, rotations)
+        if few_rows.takes(query, weight):
+            return few_rows.absorb_query(query, weight, rotations)
     return reference.absorb_query(query, weight, rotations)
 
 
-def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     """Project attended latents to values, for each head: [tokens, heads, value].
 
-    attended: [tokens, heads, latent] contiguous; weight: [heads, latent, value], the value's up-projection, transposed
-    so that the latent's dimension is contiguous. No tokens give none.
+    attended: latents [tokens, heads, latent] contiguous, or pieces of them, which the same kernel joins if tokens are
+    few; weight: [heads, latent, value], the value's up-projection, transposed so that the latent's dimension is
+    contiguous. No tokens give none.
     """
-    _check(attended, weight)
-    return reference.expand_values(attended, weight)
+    _check(attended.latents, weight)
+    if attended.latents.is_cuda and are_few(attended.latents):
+        # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+        from kernels.linear import few_rows
+        from kernels.mla_projections import pieces
+
+        if pieces.takes(attended, weight):
+            return pieces.expand_pieces(attended, weight)
+        if few_rows.takes(attended.latents, weight.transpose(1, 2)):
+            return few_rows.multiply_groups(attended.joined(), weight.transpose(1, 2))
+    return reference.expand_values(attended.joined(), weight)
 
 
-def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Quantized:
+def expand_values_quantized(attended: Attended, weight: torch.Tensor) -> Quantized:
     """`expand_values` with all heads' values in one row, [tokens, heads * value], quantized.
 
     heads * value is a multiple of 128.
     """
-    _check(attended, weight)
-    if attended.is_cuda:
-        from kernels.mla_projections import few_tokens
+    _check(attended.latents, weight)
+    if attended.latents.is_cuda:
+        from kernels.mla_projections import few_tokens, pieces
 
-        if few_tokens.takes_values(attended, weight):
-            return few_tokens.expand_values_quantized(attended, weight)
-    return quantize(expand_values(attended, weight).flatten(1))
-
-
-def expand_attended(attended: Attended, weight: torch.Tensor) -> Quantized:
-    """`expand_values_quantized` of what attention left: pieces of few tokens are joined in the same kernel."""
-    if attended.pieces is not None:
-        from kernels.mla_projections import pieces
-
-        _check(attended.latents, weight)
         if pieces.takes(attended, weight):
-            return pieces.expand_pieces(attended, weight)
-    return expand_values_quantized(attended.joined(), weight)
+            return pieces.expand_pieces_quantized(attended, weight)
+        if few_tokens.takes_values(attended.latents, weight):
+            return few_tokens.expand_values_quantized(attended.joined(), weight)
+    return quantize(reference.expand_values(attended.joined(), weight).flatten(1))
 
 
-def _check(attended: torch.Tensor, weight: torch.Tensor) -> None:
-    assert weight.shape[:2] == attended.shape[1:] and attended.dtype == weight.dtype
-    assert attended.is_contiguous() and weight.stride(1) == 1
+def _check(latents: torch.Tensor, weight: torch.Tensor) -> None:
+    assert weight.shape[:2] == latents.shape[1:] and latents.dtype == weight.dtype
+    assert latents.is_contiguous() and weight.stride(1) == 1

@@ -69,15 +69,21 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Qua
 
 
 def expand_arguments(
-    attended: torch.Tensor, weight: torch.Tensor, out: Quantized, tile_tokens: int
+    attended: torch.Tensor, weight: torch.Tensor, out: Quantized | torch.Tensor, tile_tokens: int
 ) -> ctypes.Structure:
+    """out: quantized, or [tokens, heads, value] of bfloat16."""
     (tokens, heads, _), head_rows = attended.shape, weight.stride(0) // LATENT
-    return ExpandArguments(
+    arguments = ExpandArguments(
         weight=_boxes(weight.data_ptr(), (heads - 1) * head_rows + VALUE, 2 * LATENT, VALUE),
         attended=_boxes(attended.data_ptr(), tokens, 2 * heads * LATENT, tile_tokens),
-        values=out.values.data_ptr(), scales=out.scales.data_ptr(), tokens=tokens, heads=heads, head_rows=head_rows,
-        scale_stride=out.scales.stride(1),
+        tokens=tokens, heads=heads, head_rows=head_rows,
     )  # fmt: skip
+    if isinstance(out, torch.Tensor):
+        arguments.plain = out.data_ptr()
+    else:
+        arguments.values, arguments.scales = out.values.data_ptr(), out.scales.data_ptr()
+        arguments.scale_stride = out.scales.stride(1)
+    return arguments
 
 
 def choose_tiles(tokens: int) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Pieces of attended latents to values, joined on the way, for few tokens on Hopper: `cuda/pieces.cu`."""
 
+import ctypes
 from pathlib import Path
 
 import torch
@@ -23,13 +24,25 @@ def takes(attended: Attended, weight: torch.Tensor) -> bool:
     return attended.pieces is not None and latents.shape[0] <= FEW_TOKENS and takes_values(latents, weight)
 
 
-def expand_pieces(attended: Attended, weight: torch.Tensor) -> Quantized:
-    """As `kernels.mla_projections.expand_attended`, for what it `takes`."""
+def expand_pieces(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
+    """As `kernels.mla_projections.expand_values`, for what it `takes`."""
+    latents = attended.latents
+    out = latents.new_empty(*latents.shape[:2], VALUE)
+    _launch(attended, expand_arguments(latents, weight, out, TILE_TOKENS))
+    return out
+
+
+def expand_pieces_quantized(attended: Attended, weight: torch.Tensor) -> Quantized:
+    """As `kernels.mla_projections.expand_values_quantized`, for what it `takes`."""
+    tokens, heads, _ = attended.latents.shape
+    out = empty_quantized(tokens, heads * VALUE, device=attended.latents.device)
+    _launch(attended, expand_arguments(attended.latents, weight, out, TILE_TOKENS))
+    return out
+
+
+def _launch(attended: Attended, expand: ctypes.Structure) -> None:
     (tokens, heads, _), device = attended.latents.shape, attended.latents.device
     assert attended.pieces is not None and tokens <= FEW_TOKENS
-    out = empty_quantized(tokens, heads * VALUE, device=device)
-    expand = expand_arguments(attended.latents, weight, out, TILE_TOKENS)
     arguments = PiecesArguments(expand=expand, work=attended.pieces.work)
     kernel = load_kernel(SOURCE, "expand_pieces", device.index or 0)
     kernel.launch((heads, 1, 1), THREADS, arguments, dependent=True)
-    return out

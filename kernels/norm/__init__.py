@@ -7,6 +7,7 @@ import torch
 from kernels.act_quant import Quantized, empty_quantized
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import reference
+from kernels.norm.gated import Gated
 
 # The output of a layer, which is added to the residual.
 Delta = torch.Tensor | ExpertOutputs
@@ -56,6 +57,30 @@ def add_rms_norm_in_both_forms(
     plain, quantized = torch.empty_like(residual), empty_quantized(*residual.shape, device=residual.device)
     _add_rms_norm(delta, residual, weight, epsilon, plain, quantized)
     return plain, quantized
+
+
+def add_rms_norm_and_logits(
+    delta: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    gate: torch.Tensor,
+    *,
+    quantizes: bool,
+) -> Gated | None:
+    """`add_rms_norm` that leaves the residual as it is and returns another one, with the gate's logits of the result.
+
+    gate: [experts, width] contiguous, bfloat16 or float32; quantizes: in FP8 too. None where no kernel computes both at
+    once: only for a few rows on Hopper.
+    """
+    if not residual.is_cuda:
+        return None
+    # Imported here: a machine without a GPU may lack Triton.
+    from kernels.norm import few_rows
+
+    if not few_rows.takes(delta, residual, gate):
+        return None
+    return few_rows.add_rms_norm_and_logits(delta, residual, weight, epsilon, gate, quantizes=quantizes)
 
 
 def _add_rms_norm(

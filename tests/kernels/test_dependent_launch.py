@@ -9,19 +9,26 @@ from kernels.index_keys import make_queries, pool_shape, write_keys
 from kernels.index_scores import index_scores
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_write import norm_quantize_and_write
-from kernels.mla_decode import mla_decode, plan_decode
+from kernels.mla_decode import Attended, mla_decode, plan_decode
 from kernels.mla_projections import absorb_query, expand_values_quantized
 from kernels.mla_selected import mla_selected
-from kernels.norm import add_rms_norm_quantized
+from kernels.moe_gate import Routing, moe_gate
+from kernels.moe_permute import ExpertOutputs
+from kernels.norm import add_rms_norm, add_rms_norm_quantized
 from kernels.swiglu import swiglu_quantize
 from kernels.top_tokens import top_tokens
 from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
 from tests.support.latents import scattered_contexts
 from tests.support.replays import Chain, Step, assert_replays_are_exact
 
 pytest.importorskip("triton")
 
 from kernels.dependent_launch import dependent_launch
+from kernels.grouped_gemm import few_tokens as experts_of_few_tokens
+from kernels.linear import few_rows as linear_few_rows
+from kernels.mla_projections import few_rows as mla_few_rows
+from kernels.norm import few_rows as norm_few_rows
 
 HIDDEN, QUERY, LATENT, ROPE, HEADS_WIDTH, INNER = 1024, 384, 512, 64, 768, 256
 NOPE, VALUE = 128, 128
@@ -105,7 +112,7 @@ def make_attention(heads: int, pool_dtype: torch.dtype) -> Chain:
         for layer, weight in enumerate(weights):
             query = absorb_query(queries.roll(layer, 0), weight[:, :NOPE], turns)
             after_each()
-            attended = mla_decode(query, pool, plan, value_width=LATENT, scale=0.1).joined()
+            attended = Attended(mla_decode(query, pool, plan, value_width=LATENT, scale=0.1).joined())
             after_each()
             found.append(expand_values_quantized(attended, weight[:, NOPE:].transpose(1, 2)).values.view(torch.uint8))
             after_each()
@@ -149,6 +156,52 @@ def make_selection(heads: int, pool_dtype: torch.dtype) -> Chain:
         return torch.stack(found)
 
     return chain
+
+
+def make_few_rows(rows: int) -> Chain:
+    """Layers of a few rows in bfloat16, by the kernels for these: the products around attention, and experts."""
+    width, experts, inner, layers = 2048, 64, 1408, 4
+    routing = Routing(6, 1, 1, True, 2.5, 2)
+    norms, bias = torch.rand(layers, width, device="cuda").bfloat16(), torch.zeros(experts, device="cuda")
+    shapes = [(experts, width), (experts + 2, 2 * inner, width), (experts + 2, width, inner)]
+    shapes += [(HEADS_WIDTH, width), (16 * (NOPE + ROPE), HEADS_WIDTH), (16, NOPE, LATENT), (width, 16 * LATENT)]
+    weights = [[torch.randn(shape, device="cuda").bfloat16() / shape[-1] ** 0.5 for shape in shapes] for _ in norms]
+    turns = torch.polar(torch.ones(rows, ROPE // 2), torch.rand(rows, ROPE // 2)).cuda()
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return linear_few_rows.multiply_groups(x.unsqueeze(1), weight.unsqueeze(0)).squeeze(1)
+
+    def chain(hidden: torch.Tensor, after_each: Step) -> torch.Tensor:
+        delta, residual, found = hidden, torch.zeros_like(hidden), []
+        for norm, (gate, gate_up, down, first, queries, absorb, output) in zip(norms, weights, strict=True):
+            made = norm_few_rows.add_rms_norm_and_logits(delta, residual, norm, 1e-6, gate, quantizes=False)
+            residual = made.residual
+            after_each()
+            factors, choices = moe_gate(made.logits, bias, routing)
+            after_each()
+            outputs, positions = experts_of_few_tokens.feed_forward(made.plain, choices, gate_up, down, 0, 2)
+            after_each()
+            normalized = add_rms_norm(ExpertOutputs(outputs, positions, factors), residual, norm, 1e-6)
+            after_each()
+            inside = multiply(normalized, first)
+            after_each()
+            query = multiply(inside, queries).view(rows, 16, NOPE + ROPE)
+            after_each()
+            absorbed = mla_few_rows.absorb_query(query, absorb, turns)[:, :, :LATENT]
+            after_each()
+            delta = multiply(absorbed.flatten(1), output)
+            after_each()
+            found += [outputs, delta, residual]
+        return torch.cat([each.flatten() for each in found])
+
+    return chain
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_a_captured_chain_of_few_rows_is_exact(rows: int) -> None:
+    assert_replays_are_exact(make_few_rows(rows), (rows, 2048), REPLAYS)
 
 
 @pytest.mark.gpu

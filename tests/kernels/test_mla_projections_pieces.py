@@ -7,7 +7,7 @@ from bench.kernels.inputs import random_bfloat16
 from kernels.act_quant import dequantize
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode import Attended, mla_decode, plan_decode
-from kernels.mla_projections import expand_attended, expand_values_quantized
+from kernels.mla_projections import expand_values, expand_values_quantized, pieces
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -50,21 +50,34 @@ def test_pieces_are_joined_before_values_or_on_the_way(
     lengths: list[int], query_tokens: int, heads: int, dtype: torch.dtype
 ) -> None:
     step = Step(lengths, query_tokens, heads, dtype)
-    expected = expand_values_quantized(step.attended().joined(), step.weight)
-    found = expand_attended(step.attended(), step.weight)
+    expected = expand_values_quantized(Attended(step.attended().joined()), step.weight)
+    found = expand_values_quantized(step.attended(), step.weight)
     assert torch.allclose(found.scales, expected.scales, rtol=2e-2)
     assert relative_error(dequantize(found), dequantize(expected)) < 0.03
 
 
 @pytest.mark.gpu
 @on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("heads", [16, 32])
+def test_pieces_become_values_in_bfloat16_too(lengths: list[int], heads: int) -> None:
+    step = Step(lengths, 1, heads, E4M3)
+    attended = step.attended()
+    assert pieces.takes(attended, step.weight)
+    found = pieces.expand_pieces(attended, step.weight)
+    assert relative_error(found, expand_values(Attended(step.attended().joined()), step.weight)) < 0.01
+
+
+@pytest.mark.gpu
+@on_hopper
 def test_captured_pieces_give_the_same_values_at_each_replay() -> None:
     step = Step([3500, 100], 1, 32, E4M3)
-    first = dequantize(expand_attended(step.attended(), step.weight))
+    first = dequantize(expand_values_quantized(step.attended(), step.weight))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step.plan.schedule.metadata = None
-        found = expand_attended(step.attended(), step.weight)
+        found = expand_values_quantized(step.attended(), step.weight)
     for _ in range(20):
         found.values.view(torch.uint8).zero_()
         graph.replay()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
 from engine.model.activations import Activations, InputForm, Sent
 from engine.model.expert_group import ExpertGroup
@@ -11,7 +10,8 @@ from engine.model.formats.interface import ExpertShape, NewTensor
 from engine.model.formats.places import ExpertTensor, LinearTensor, expert_parameters, linear_parameters
 from engine.model.parameters import NamedParameters
 from kernels.fp8_gemm import Workspace
-from kernels.grouped_gemm import grouped_gemm, grouped_swiglu
+from kernels.grouped_gemm import chosen_feed_forward, grouped_gemm, grouped_swiglu
+from kernels.linear import linear
 from kernels.moe_permute import expand
 
 
@@ -46,7 +46,7 @@ class PlainLinear:
 
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        return functional.linear(x, self._weight)
+        return linear(x, self._weight)
 
 
 class PlainExperts:
@@ -71,6 +71,10 @@ class PlainExperts:
 
     def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, torch.Tensor)
-        placed = expand(hidden, choices, self._shape.count, self._shape.first)
+        shape = self._shape
+        made = chosen_feed_forward(hidden, choices, self._gate_up, self._down, shape.first, shape.shared)
+        if made is not None:
+            return made
+        placed = expand(hidden, choices, shape.count, shape.first)
         inner = grouped_swiglu(placed.rows, self._gate_up, placed.ends)
         return grouped_gemm(inner, self._down, placed.ends), placed.positions

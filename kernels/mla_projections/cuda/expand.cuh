@@ -1,4 +1,4 @@
-// Takes attended latents of one head out of the latent's space: to values, quantized.
+// Takes attended latents of one head out of the latent's space: to values, quantized or in bf16.
 
 #pragma once
 
@@ -7,6 +7,8 @@
 struct ExpandArguments {
   // A box is GROUP rows of the weight, or the kernel's number of tokens of the attended latents.
   TensorMap weight, attended;
+  // [tokens, heads, GROUP] in bf16, four values an element; null if they are quantized.
+  uint2* plain;
   u8* values;
   float* scales;
   int tokens, heads, head_rows, scale_stride;
@@ -71,10 +73,9 @@ struct Expand {
     pin(product.sum);
   }
 
-  // Quantizes through shared memory, where a token's values become contiguous, a warp a token. Each lane does the divisions of
-  // one of the warp's tokens.
-  __device__ __forceinline__ void quantize(const Product<TOKENS>& product) const {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // Stores through shared memory, where a token's values become contiguous, a warp a token.
+  __device__ __forceinline__ void store(const Product<TOKENS>& product) const {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, left = given.tokens - first - warp * COUNT;
     float* rows = reinterpret_cast<float*>(shared.weight);
     float* own = rows + lane % 4 * 2 * ROW + warp * 16 + lane / 4;
     // Wait until all warps have read the weight.
@@ -83,18 +84,29 @@ struct Expand {
     for (int i = 0; i < TOKENS / 2; i++) own[(i / 4 * 8 + i % 2) * ROW + i / 2 % 2 * 8] = product.sum[i];
     __syncthreads();
     float4 x[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] = *reinterpret_cast<const float4*>(rows + (warp * COUNT + i) * ROW + lane * 4);
+    if (!given.plain) return quantize(x, left);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      if (i < left)
+        given.plain[((long long)(first + warp * COUNT + i) * given.heads + head) * (GROUP / 4) + lane] =
+            make_uint2(pack_bf16(x[i].x, x[i].y), pack_bf16(x[i].z, x[i].w));
+  }
+
+  // Each lane does the divisions of one of the warp's tokens, of which `left` are there.
+  __device__ __forceinline__ void quantize(const float4 (&x)[COUNT], int left) const {
+    int token = first + threadIdx.x / 32 * COUNT, lane = threadIdx.x % 32;
     float own_largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-      x[i] = *reinterpret_cast<const float4*>(rows + (warp * COUNT + i) * ROW + lane * 4);
       float largest = fmaxf(fmaxf(fabsf(x[i].x), fabsf(x[i].y)), fmaxf(fabsf(x[i].z), fabsf(x[i].w)));
       // The bits of positive numbers compare as the numbers do.
       largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
       if (lane == i) own_largest = largest;
     }
     float scale = fmaxf(own_largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3, inverse = 1.0f / scale;
-    int token = first + warp * COUNT, left = min(given.tokens - token, COUNT);
-    if (lane < left) given.scales[(long long)head * given.scale_stride + token + lane] = scale;
+    if (lane < min(left, COUNT)) given.scales[(long long)head * given.scale_stride + token + lane] = scale;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       float factor = __shfl_sync(~0u, inverse, i);

@@ -166,7 +166,7 @@ __device__ __forceinline__ void expand(const ExpandArguments& given) {
   __syncwarp();
   Product<TOKENS> product;
   work.multiply_chunks<true>(product);
-  work.quantize(product);
+  work.store(product);
 }
 
 #define FEW_TOKENS(TOKENS)                                                                                    \

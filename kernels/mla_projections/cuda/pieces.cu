@@ -170,5 +170,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) expand_pieces(const __g
   __syncthreads();
   Product<TILE_TOKENS> product;
   work.multiply_chunks<false>(product);
-  work.quantize(product);
+  work.store(product);
 }

@@ -60,6 +60,11 @@ __device__ __forceinline__ void norm(const Arguments& given) {
   if (given.values) store_quantized(given, Values::of(normalized), row, at);
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_0(const __grid_constant__ Arguments given) { norm<0>(given); }
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_8(const __grid_constant__ Arguments given) { norm<8>(given); }
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_9(const __grid_constant__ Arguments given) { norm<9>(given); }
+#define NORM(CHOICES) \
+  extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) norm_##CHOICES(const __grid_constant__ Arguments given) { norm<CHOICES>(given); }
+NORM(0)
+NORM(5)
+NORM(6)
+NORM(7)
+NORM(8)
+NORM(9)

@@ -21,15 +21,16 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).bfloat16()
 
 
-@pytest.mark.parametrize("of_experts", [False, True])
-def test_rows_are_added_normalized_and_quantized(of_experts: bool, on_cpu: CudaOnCpu) -> None:
+@pytest.mark.parametrize("choices", [0, 5, 8])
+def test_rows_are_added_normalized_and_quantized(choices: int, on_cpu: CudaOnCpu) -> None:
     clusters, rows, width = on_cpu.module("norm.clusters"), 3, 1024
     residual, weight, added = random(rows, width) * 5, random(width), random(rows, width)
-    outputs = ExpertOutputs(random(2, 8, width), torch.randint(16, (rows, 8)), torch.randn(rows, 8), added)
+    positions, weights = torch.randint(16, (rows, max(choices, 1))), torch.randn(rows, max(choices, 1))
+    outputs = ExpertOutputs(random(2, 8, width), positions, weights, added)
     total, plain, quantized = residual.clone(), torch.empty_like(residual), empty_quantized(rows, width, device=CPU)
-    norms.add_rms_norm(combine(outputs) if of_experts else added, total, weight, 1e-6, plain, quantized)
+    norms.add_rms_norm(combine(outputs) if choices else added, total, weight, 1e-6, plain, quantized)
     found, found_quantized = torch.full_like(plain, float("nan")), empty_quantized(rows, width, device=CPU)
-    clusters.add_rms_norm(outputs if of_experts else added, residual, weight, 1e-6, found, found_quantized)
+    clusters.add_rms_norm(outputs if choices else added, residual, weight, 1e-6, found, found_quantized)
     assert relative_error(residual, total) < ERROR and relative_error(found, plain) < ERROR
     assert relative_error(dequantize(found_quantized), dequantize(quantized)) < QUANTIZED_ERROR
 
