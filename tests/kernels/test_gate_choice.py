@@ -1,4 +1,4 @@
-"""The choice among DeepSeek-R1's experts, on Hopper, against its definition."""
+"""The choice among DeepSeek-R1's and V2's experts, on Hopper, against its definition."""
 
 from dataclasses import replace
 
@@ -9,8 +9,9 @@ from bench.kernels.deepseek_r1 import ROUTING
 from kernels.moe_gate import NO_EXPERT, Routing, choice, reference
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
+from tests.support.softmax_gates import SOFTMAX_GATES
 
-EXPERTS, GROUPS, CHOICES = choice.EXPERTS, choice.GROUPS, choice.CHOICES
+EXPERTS, GROUPS, CHOICES = 256, 8, 8
 PUBLISHED = replace(ROUTING, shared=0)
 pytestmark = [
     pytest.mark.gpu,
@@ -29,19 +30,30 @@ def random(*shape: int) -> torch.Tensor:
 def test_experts_and_weights_are_the_definitions(
     tokens: int, shares: int, allowed: int, normalize: bool, shared: int
 ) -> None:
-    logits, bias = random(shares, tokens, EXPERTS), random(EXPERTS) / 10
-    routing = Routing(CHOICES, GROUPS, allowed, normalize, 2.5, shared)
+    assert_as_defined(random(shares, tokens, EXPERTS), Routing(CHOICES, GROUPS, allowed, normalize, 2.5, shared))
+
+
+@pytest.mark.parametrize("shares", [1, 5, choice.MOST_SHARES])
+@pytest.mark.parametrize("tokens", [0, 1, 96, choice.MOST_TOKENS])
+@pytest.mark.parametrize(("experts", "routing"), SOFTMAX_GATES)
+def test_softmax_gates_choose_as_defined(experts: int, routing: Routing, tokens: int, shares: int) -> None:
+    assert_as_defined(random(shares, tokens, experts) * 3, routing)
+
+
+def assert_as_defined(logits: torch.Tensor, routing: Routing) -> None:
+    tokens, experts, choices = logits.shape[1], logits.shape[2], routing.experts_per_token
+    bias = torch.zeros(experts, device="cuda") if routing.softmax else random(experts) / 10
     assert choice.takes(logits, routing)
     weights, chosen = choice.moe_gate(logits, bias, routing)
     expected_weights, expected = reference.moe_gate(logits.sum(0), bias, routing)
     # Shared experts follow the chosen ones and have a weight of 1.
-    assert torch.equal(chosen[:, CHOICES:], expected[:, CHOICES:]) and weights[:, CHOICES:].eq(1).all()
+    assert torch.equal(chosen[:, choices:], expected[:, choices:]) and weights[:, choices:].eq(1).all()
     order, expected_order = chosen.argsort(dim=1), expected.argsort(dim=1)
     # Two choices may be so close that sums in another order swap them.
     same = (chosen.gather(1, order) == expected.gather(1, expected_order)).all(dim=1)
     assert (~same).sum() <= tokens // 90
     found = weights.gather(1, order)[same]
-    assert relative_error(found, expected_weights.gather(1, expected_order)[same]) < 1e-6
+    assert relative_error(found, expected_weights.gather(1, expected_order)[same]) < (1e-5 if routing.softmax else 1e-6)
 
 
 def test_tokens_that_do_not_count_choose_no_expert() -> None:
@@ -62,6 +74,15 @@ def test_equal_experts_are_chosen_once_and_from_the_best_groups() -> None:
     assert all(expert % 3 == 2 for expert in chosen[2].tolist())
 
 
+@pytest.mark.parametrize(("experts", "routing"), SOFTMAX_GATES)
+def test_a_softmax_of_nan_still_chooses_distinct_experts(experts: int, routing: Routing) -> None:
+    logits = random(2, experts)
+    logits[0, 3] = float("nan")
+    _, chosen = choice.moe_gate(logits.unsqueeze(0), torch.zeros(experts, device="cuda"), routing)
+    routed = chosen[:, : routing.experts_per_token].tolist()
+    assert all(len(set(row)) == len(row) and set(row) <= set(range(experts)) for row in routed)
+
+
 def test_nan_is_chosen_last() -> None:
     logits = random(3, EXPERTS)
     logits[0], logits[1, 5:] = float("nan"), float("nan")
@@ -75,6 +96,7 @@ def test_other_numbers_of_experts_and_shares_are_not_taken() -> None:
     assert choice.takes(logits, PUBLISHED)
     assert not choice.takes(logits, replace(PUBLISHED, experts_per_token=CHOICES - 2))
     assert not choice.takes(logits, replace(PUBLISHED, groups=GROUPS // 2))
+    assert not choice.takes(logits, replace(PUBLISHED, softmax=True))
     assert not choice.takes(random(1, 4, 128), PUBLISHED)
     assert not choice.takes(random(choice.MOST_SHARES + 1, 4, EXPERTS), PUBLISHED)
     assert not choice.takes(logits, replace(PUBLISHED, shared=choice.MOST_PLACES))

@@ -12,6 +12,7 @@ from kernels.norm import reference as norms
 from kernels.swiglu import reference as gated
 from tests.support.cuda_on_cpu.launches import CudaOnCpu
 from tests.support.errors import relative_error
+from tests.support.softmax_gates import SOFTMAX_GATES
 
 # Relative norms: sums in another order move some values over the border of two bfloat16 or e4m3 numbers.
 ERROR, QUANTIZED_ERROR, CPU = 1e-3, 1e-2, torch.device("cpu")
@@ -33,6 +34,26 @@ def test_rows_are_added_normalized_and_quantized(choices: int, on_cpu: CudaOnCpu
     clusters.add_rms_norm(outputs if choices else added, residual, weight, 1e-6, found, found_quantized)
     assert relative_error(residual, total) < ERROR and relative_error(found, plain) < ERROR
     assert relative_error(dequantize(found_quantized), dequantize(quantized)) < QUANTIZED_ERROR
+
+
+@pytest.mark.parametrize("shares", [1, 5])
+@pytest.mark.parametrize(("experts", "routing"), SOFTMAX_GATES)
+def test_softmax_gates_choose_as_defined(experts: int, routing: Routing, shares: int, on_cpu: CudaOnCpu) -> None:
+    logits, bias = torch.randn(shares, 9, experts), torch.zeros(experts)
+    weights, found = on_cpu.module("moe_gate.choice").moe_gate(logits, bias, routing)
+    expected_weights, expected = gate.moe_gate(logits.sum(0), bias, routing)
+    order, expected_order = found.argsort(dim=1), expected.argsort(dim=1)
+    assert torch.equal(found.gather(1, order), expected.gather(1, expected_order))
+    assert relative_error(weights.gather(1, order), expected_weights.gather(1, expected_order)) < 1e-5
+
+
+@pytest.mark.parametrize(("experts", "routing"), SOFTMAX_GATES)
+def test_softmax_gates_choose_distinct_experts_of_nan(experts: int, routing: Routing, on_cpu: CudaOnCpu) -> None:
+    logits = torch.randn(1, 4, experts)
+    logits[0, 0, 3], logits[0, 1], logits[0, 2] = float("nan"), float("nan"), 0.0
+    _, found = on_cpu.module("moe_gate.choice").moe_gate(logits, torch.zeros(experts), routing)
+    routed = found[:, : routing.experts_per_token].tolist()
+    assert all(len(set(row)) == len(row) and set(row) <= set(range(experts)) for row in routed)
 
 
 @pytest.mark.parametrize("width", [128, 2176])
