@@ -1,7 +1,6 @@
 """CUDA C++ compiled at run time. NVRTC and the driver come with a CUDA build of torch; nvcc is not needed."""
 
 import ctypes
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -10,8 +9,6 @@ from typing import Any
 
 import torch
 from cuda.bindings import driver, nvrtc
-
-from kernels.cache_files import cache_folder, read_sealed, write_sealed
 
 Dimensions = tuple[int, int, int]
 _OnePointer = ctypes.c_void_p * 1
@@ -107,28 +104,7 @@ def _module(source: Path, device: int) -> driver.CUmodule:
     major, minor = torch.cuda.get_device_capability(device)
     # Warpgroup products exist only in the architecture-specific target.
     target = f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
-    return _check(driver.cuModuleLoadData(machine_code(source, target)))
-
-
-def machine_code(source: Path, target: str) -> bytes:
-    """What `compile_source` makes, kept in the user's cache: to compile a model's sources takes five to ten seconds."""
-    file = cache_folder() / "cuda" / f"{source.parent.parent.name}-{source.stem}-{target}-{_version()}.cubin"
-    code = read_sealed(file)
-    if code is None:
-        code = compile_source(source, target).code
-        write_sealed(file, code)
-    return code
-
-
-@cache
-def _version() -> str:
-    """Made of NVRTC's version and of all sources, with what they are compiled with: which one includes which is left to
-    the compiler.
-    """
-    here = Path(__file__)
-    told = [repr(nvrtc.nvrtcVersion()).encode()]
-    told += [path.read_bytes() for path in (here, *sorted(here.parent.glob("**/cuda/*")))]
-    return hashlib.sha256(b"\0".join(told)).hexdigest()[:16]
+    return _check(driver.cuModuleLoadData(compile_source(source, target).code))
 
 
 @dataclass(frozen=True, slots=True)

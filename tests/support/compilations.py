@@ -11,7 +11,7 @@ def watch_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that gets the name of everything that is compiled until the test ends, as in a process that has compiled
     nothing yet.
 
-    It also gets kernels that are found on disk, but not what packages compile by themselves.
+    It also gets Triton's kernels that are found on disk, but not what packages compile by themselves.
     """
     found: list[str] = []
     _watch_triton(monkeypatch, found)
@@ -38,11 +38,10 @@ def _watch_nvrtc(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> None:
     nvrtc = import_module("kernels.nvrtc")
     for cached in (nvrtc.load_kernel, nvrtc._module):
         cached.cache_clear()
-    machine_code = nvrtc.machine_code
+    compile_source = nvrtc.compile_source
 
-    def found_or_compiled(source: Any, target: str) -> bytes:
+    def compiled(source: Any, target: str) -> Any:
         found.append(source.name)
-        code: bytes = machine_code(source, target)
-        return code
+        return compile_source(source, target)
 
-    monkeypatch.setattr(nvrtc, "machine_code", found_or_compiled)
+    monkeypatch.setattr(nvrtc, "compile_source", compiled)
