@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from kernels.few_rows import are_few
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.attended import Attended
@@ -45,7 +46,7 @@ def arguments(query: torch.Tensor, pool: torch.Tensor, divided: DividedWork, sca
     return Arguments(
         pool_boxes=_boxes(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS),
         query_boxes=_boxes(query.data_ptr(), query.shape[0] * query.shape[1]), work=divided.work, pool=pool.data_ptr(),
-        query=query.data_ptr(), scale_log2=scale * math.log2(math.e),
+        query=query.data_ptr(), scale_log2=scale * math.log2(math.e), few=int(are_few(query)),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.few_rows import are_few
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
@@ -16,8 +17,8 @@ from kernels.structures import structure
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
 AbsorbArguments = structure(SOURCE, "AbsorbArguments")
 ExpandArguments = structure(SOURCE, "ExpandArguments")
-# Widths of a head that the source supports.
-NOPE, ROPE, LATENT, VALUE = 128, 64, 512, GROUP
+# Widths of a head that the source supports; values are whole groups.
+NOPE, ROPE, LATENT = 128, 64, 512
 # Numbers of tokens of a CTA's tile.
 TOKENS = (16, 32, 64, 96)
 # Up to this many tokens it is faster than cuBLAS with the kernels that cuBLAS needs around it.
@@ -34,7 +35,10 @@ def takes_queries(query: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def takes_values(attended: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether it takes what `expand_values_quantized` is given."""
-    return _is_served(attended) and weight.shape[1:] == (LATENT, VALUE) and _lies_in_rows(weight.transpose(1, 2))
+    # Wider heads only for a few rows: of more, cuBLAS reads the attended latents once.
+    value = weight.shape[2]
+    widths = weight.shape[1] == LATENT and (value == GROUP or (value % GROUP == 0 and are_few(attended)))
+    return _is_served(attended) and widths and _lies_in_rows(weight.transpose(1, 2))
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -58,13 +62,13 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
 
 def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Quantized:
     (tokens, heads, _), device = attended.shape, attended.device
-    out = empty_quantized(tokens, heads * VALUE, device=device)
+    out = empty_quantized(tokens, heads * weight.shape[2], device=device)
     if not tokens:
         return out
     tile_tokens, tiles = choose_tiles(tokens)
     arguments = expand_arguments(attended, weight, out, tile_tokens)
     kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{tile_tokens}", device.index or 0)
-    kernel.launch((heads, tiles, 1), THREADS, arguments, dependent=True)
+    kernel.launch((heads * arguments.shares, tiles, 1), THREADS, arguments, dependent=True)
     return out
 
 
@@ -74,9 +78,9 @@ def expand_arguments(
     """out: quantized, or [tokens, heads, value] of bfloat16."""
     (tokens, heads, _), head_rows = attended.shape, weight.stride(0) // LATENT
     arguments = ExpandArguments(
-        weight=_boxes(weight.data_ptr(), (heads - 1) * head_rows + VALUE, 2 * LATENT, VALUE),
+        weight=_boxes(weight.data_ptr(), (heads - 1) * head_rows + weight.shape[2], 2 * LATENT, GROUP),
         attended=_boxes(attended.data_ptr(), tokens, 2 * heads * LATENT, tile_tokens),
-        tokens=tokens, heads=heads, head_rows=head_rows,
+        tokens=tokens, heads=heads, shares=weight.shape[2] // GROUP, head_rows=head_rows,
     )  # fmt: skip
     if isinstance(out, torch.Tensor):
         arguments.plain = out.data_ptr()

@@ -8,7 +8,7 @@ import torch
 from kernels.act_quant.quantized import Quantized, empty_quantized
 from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.parts import FEW_TOKENS
-from kernels.mla_projections.few_tokens import THREADS, VALUE, expand_arguments, takes_values
+from kernels.mla_projections.few_tokens import THREADS, expand_arguments, takes_values
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 
@@ -27,7 +27,7 @@ def takes(attended: Attended, weight: torch.Tensor) -> bool:
 def expand_pieces(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     """As `kernels.mla_projections.expand_values`, for what it `takes`."""
     latents = attended.latents
-    out = latents.new_empty(*latents.shape[:2], VALUE)
+    out = latents.new_empty(*latents.shape[:2], weight.shape[2])
     _launch(attended, expand_arguments(latents, weight, out, TILE_TOKENS))
     return out
 
@@ -35,7 +35,7 @@ def expand_pieces(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
 def expand_pieces_quantized(attended: Attended, weight: torch.Tensor) -> Quantized:
     """As `kernels.mla_projections.expand_values_quantized`, for what it `takes`."""
     tokens, heads, _ = attended.latents.shape
-    out = empty_quantized(tokens, heads * VALUE, device=attended.latents.device)
+    out = empty_quantized(tokens, heads * weight.shape[2], device=attended.latents.device)
     _launch(attended, expand_arguments(attended.latents, weight, out, TILE_TOKENS))
     return out
 
@@ -45,4 +45,4 @@ def _launch(attended: Attended, expand: ctypes.Structure) -> None:
     assert attended.pieces is not None and tokens <= FEW_TOKENS
     arguments = PiecesArguments(expand=expand, work=attended.pieces.work)
     kernel = load_kernel(SOURCE, "expand_pieces", device.index or 0)
-    kernel.launch((heads, 1, 1), THREADS, arguments, dependent=True)
+    kernel.launch((heads * expand.shares, 1, 1), THREADS, arguments, dependent=True)

@@ -7,11 +7,11 @@ from bench.kernels.deepseek_r1 import HEADS
 from kernels.act_quant import dequantize
 from kernels.act_quant.reference import quantize
 from kernels.mla_projections import few_tokens, reference
-from kernels.mla_projections.few_tokens import LATENT, NOPE, ROPE, VALUE
+from kernels.mla_projections.few_tokens import LATENT, NOPE, ROPE
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
-ERROR, QUANTIZED_ERROR = 5e-3, 0.03
+VALUE, ERROR, QUANTIZED_ERROR = 128, 5e-3, 0.03
 # Around the sizes of a CTA's tile, and some that need several tiles.
 TOKENS = [0, 1, 16, 17, 32, 33, 64, 65, 96, 97, 128, 300]
 
@@ -40,10 +40,10 @@ def test_queries_are_absorbed_as_defined(tokens: int, heads: int) -> None:
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("heads", [3, HEADS])
-def test_latents_are_expanded_and_quantized_as_defined(tokens: int, heads: int) -> None:
+@pytest.mark.parametrize(("heads", "value"), [(3, VALUE), (HEADS, VALUE), (20, 2 * VALUE)])
+def test_latents_are_expanded_and_quantized_as_defined(tokens: int, heads: int, value: int) -> None:
     attended = random(tokens, heads, LATENT)
-    weight = random(heads, NOPE + VALUE, LATENT)[:, NOPE:].transpose(1, 2)
+    weight = random(heads, NOPE + value, LATENT)[:, NOPE:].transpose(1, 2)
     found = few_tokens.expand_values_quantized(attended, weight)
     expected = quantize(reference.expand_values(attended.float(), weight.float()).flatten(1))
     assert torch.allclose(found.scales, expected.scales, rtol=1e-3)

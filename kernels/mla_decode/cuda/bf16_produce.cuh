@@ -7,6 +7,8 @@
 // How many blocks ahead of the copy a block is prefetched into the second-level cache, and its index is read. Blocks prefetched
 // earlier would be evicted again.
 constexpr int PREFETCHED = 1, LOOKED_UP = PREFETCHED + 4;
+// Blocks of a part that are prefetched before the queries are there: as many as the pieces of a few tokens have.
+constexpr int FIRST_BLOCKS = 2;
 
 // Iterates over all blocks of a part, piece by piece.
 struct Walk {
@@ -35,6 +37,12 @@ __device__ __forceinline__ void prefetch(const u8* source, u32 bytes) {
 __device__ __forceinline__ void prefetch_query(const Arguments& given, const Place& place, int request) {
   int heads = min(given.work.heads - place.first_head, HEADS);
   prefetch(reinterpret_cast<const u8*>(given.query) + first_row_of(given.work, place, request) * WIDTH * 2, heads * WIDTH * 2);
+}
+
+template <int CTAS>
+__device__ __forceinline__ void prefetch_block(const Arguments& given, long long block, u32 rank) {
+  constexpr u32 SHARE = BLOCK * WIDTH * 2 / CTAS;
+  prefetch(given.pool + (block * CTAS + rank) * SHARE, SHARE);
 }
 
 // One thread: copies a block. Each CTA of the cluster copies its share of it to all CTAs.
@@ -70,7 +78,6 @@ __device__ __forceinline__ void copy_held(Shared& shared, const TensorMap& map, 
 
 template <int CTAS>
 __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, const Place& place) {
-  constexpr u32 SHARE = BLOCK * WIDTH * 2 / CTAS;
   int lane = threadIdx.x % 32, stored = 0, begun = 0, known = 0;
   Walk walk(given.work, place.part);
   RingPosition ring;
@@ -87,7 +94,11 @@ __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, 
       if (begins && known > 1 && now >= 0 && lane == 0) prefetch_query(given, place, walk.piece.request);
     }
     if (now < 0) continue;
-    if (now == 0) wait_for_queries();
+    if (now == 0) {
+      // Memory is idle until the queries of a few tokens are there. A block may still be written, in this cache too.
+      if (CTAS == 1 && given.few && lane < min(known, FIRST_BLOCKS)) prefetch_block<CTAS>(given, stored, place.rank);
+      wait_for_queries();
+    }
     if (now >= known) break;
     int block = __shfl_sync(~0u, stored, now % 32);
     int request = __shfl_sync(~0u, begun, now % 32);
@@ -101,6 +112,6 @@ __device__ __forceinline__ void produce(Shared& shared, const Arguments& given, 
     // Not before the first block: it is needed soonest.
     int ahead = now + PREFETCHED;
     long long later = __shfl_sync(~0u, stored, ahead % 32);
-    if (lane == 0 && now > 0 && ahead < known) prefetch(given.pool + (later * CTAS + place.rank) * SHARE, SHARE);
+    if (lane == 0 && now > 0 && ahead < known) prefetch_block<CTAS>(given, later, place.rank);
   }
 }

@@ -92,6 +92,8 @@ struct Arguments {
   const u8* pool;
   const u32* query;
   float scale_log2;
+  // 1 if there are a few queries.
+  int few;
 };
 
 struct Place {

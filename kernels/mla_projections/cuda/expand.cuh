@@ -1,4 +1,5 @@
-// Takes attended latents of one head out of the latent's space: to values, quantized or in bf16.
+// Takes attended latents of one head out of the latent's space: to values, quantized or in bf16. A head's values are one
+// quantization group, or several: then a CTA computes one of these, and is said to have a share of the head.
 
 #pragma once
 
@@ -7,11 +8,11 @@
 struct ExpandArguments {
   // A box is GROUP rows of the weight, or the kernel's number of tokens of the attended latents.
   TensorMap weight, attended;
-  // [tokens, heads, GROUP] in bf16, four values an element; null if they are quantized.
+  // [tokens, heads * shares, GROUP] in bf16, four values an element; null if they are quantized.
   uint2* plain;
   u8* values;
   float* scales;
-  int tokens, heads, head_rows, scale_stride;
+  int tokens, heads, shares, head_rows, scale_stride;
 };
 
 constexpr int CHUNKS = LATENT / ELEMENTS;
@@ -23,7 +24,7 @@ struct ExpandShared {
   u64 weight_full[CHUNKS], attended_full[CHUNKS];
 };
 
-// A CTA computes the values of one head, which are one quantization group.
+// A CTA computes one group of a head's values.
 template <int TOKENS>
 struct Expand {
   // Floats of a token's row of values, padded so that a thread's stores go to different banks.
@@ -31,9 +32,14 @@ struct Expand {
   static_assert(TOKENS * ROW * 4 <= CHUNKS * WEIGHT_BYTES, "the values fit where the weight was");
   ExpandShared<TOKENS>& shared;
   const ExpandArguments& given;
-  int head, first;
+  // The group among those of all heads, and the first token.
+  int group, first;
+
+  __device__ __forceinline__ int head() const { return group / given.shares; }
+  __device__ __forceinline__ int groups() const { return given.heads * given.shares; }
 
   __device__ __forceinline__ void copy_weight() const {
+    int row = head() * given.head_rows + group % given.shares * GROUP;
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       init_barrier(&shared.weight_full[chunk], 1);
       init_barrier(&shared.attended_full[chunk], 1);
@@ -41,7 +47,7 @@ struct Expand {
     fence_async_proxy();
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       arrive_and_expect(&shared.weight_full[chunk], WEIGHT_BYTES);
-      copy_box(shared.weight[chunk], given.weight, chunk * LINE, head * given.head_rows, &shared.weight_full[chunk]);
+      copy_box(shared.weight[chunk], given.weight, chunk * LINE, row, &shared.weight_full[chunk]);
     }
     prefetch_map(given.attended);
   }
@@ -49,7 +55,7 @@ struct Expand {
   __device__ __forceinline__ void copy_attended() const {
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       arrive_and_expect(&shared.attended_full[chunk], TOKENS * LINE);
-      copy_box(shared.attended[chunk], given.attended, (head * CHUNKS + chunk) * LINE, first,
+      copy_box(shared.attended[chunk], given.attended, (head() * CHUNKS + chunk) * LINE, first,
                &shared.attended_full[chunk]);
     }
   }
@@ -90,7 +96,7 @@ struct Expand {
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
       if (i < left)
-        given.plain[((long long)(first + warp * COUNT + i) * given.heads + head) * (GROUP / 4) + lane] =
+        given.plain[((long long)(first + warp * COUNT + i) * groups() + group) * (GROUP / 4) + lane] =
             make_uint2(pack_bf16(x[i].x, x[i].y), pack_bf16(x[i].z, x[i].w));
   }
 
@@ -106,13 +112,13 @@ struct Expand {
       if (lane == i) own_largest = largest;
     }
     float scale = fmaxf(own_largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3, inverse = 1.0f / scale;
-    if (lane < min(left, COUNT)) given.scales[(long long)head * given.scale_stride + token + lane] = scale;
+    if (lane < min(left, COUNT)) given.scales[(long long)group * given.scale_stride + token + lane] = scale;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       float factor = __shfl_sync(~0u, inverse, i);
       u32 packed = pack_e4m3(x[i].x * factor, x[i].y * factor) | pack_e4m3(x[i].z * factor, x[i].w * factor) << 16;
       if (i < left)
-        reinterpret_cast<u32*>(given.values + ((long long)(token + i) * given.heads + head) * GROUP)[lane] = packed;
+        reinterpret_cast<u32*>(given.values + ((long long)(token + i) * groups() + group) * GROUP)[lane] = packed;
     }
   }
 };

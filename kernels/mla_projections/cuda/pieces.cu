@@ -2,7 +2,7 @@
 // for Hopper (sm_90a). A kernel that joins them would take as long to start and to end as this one. With more tokens such a
 // kernel is faster, since more multiprocessors read the pieces.
 //
-// A CTA has one head. Its warps share the pieces of each token, 1 KB each, which are all in flight at once if there are few: a
+// A CTA has one head, or a share of it. Its warps share the pieces of each token, 1 KB each, which are all in flight at once if there are few: a
 // row of the result is the average of its pieces' values, weighted by the sum of each piece's weights.
 
 #include "../../mla_decode/cuda/parts.cuh"
@@ -165,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) expand_pieces(const __g
   Expand<TILE_TOKENS> work{shared.expand, given.expand, (int)blockIdx.x, 0};
   if (threadIdx.x == 0) work.copy_weight();
   __syncthreads();
-  Join{shared, given, (int)blockIdx.x}.join();
+  Join{shared, given, work.head()}.join();
   fence_async_proxy();
   __syncthreads();
   Product<TILE_TOKENS> product;
