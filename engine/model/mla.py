@@ -24,7 +24,7 @@ from kernels.index_keys import IndexQueries
 from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
-from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
+from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized, write_and_absorb
 from kernels.mla_selected import mla_selected
 from kernels.rope import rotate_
 from kernels.sparse_prefill import LAST_QUERIES, Selection, select_lines
@@ -118,6 +118,9 @@ class Attention:
     def forward(self, hidden: Normalized, context: ForwardContext) -> torch.Tensor:
         """hidden: [tokens, hidden]. Writes the tokens' latents, returns [tokens, hidden]."""
         projected = self._input.forward(hidden.in_form(self._input.input_form), context.workspace)
+        attended = self._attended_at_once(projected, context)
+        if attended is not None:
+            return self._output.forward(self._expanded_values(attended), context.workspace)
         compressed = self._compressed(projected, context)
         inputs = Projected(self._queries(compressed, context), projected[:, self._input_width :])
         if self._indexer is not None:
@@ -125,6 +128,31 @@ class Attention:
             inputs = inputs._replace(index_values=index.values, index_weights=index.weights)
         values = self._values(inputs, context) if context.cut is None else self._cut(context.cut, inputs)
         return self._output.forward(values, context.workspace)
+
+    def _attended_at_once(self, projected: torch.Tensor, context: ForwardContext) -> Attended | None:
+        """Writes the latents and attends, if one kernel does all between the first product and attention."""
+        direct = self._query is None and self._indexer is None and context.cut is None
+        others = context.expanded or context.sparse or context.indexed or context.padding or context.shared_latents
+        if not direct or others or len(context.absorbed) != 1:
+            return None
+        pool = context.kv_pool[self.index]
+        query = write_and_absorb(
+            projected,
+            self._absorb_query,
+            self._latent_norm,
+            INNER_EPSILON,
+            context.rotations,
+            context.slots,
+            pool,
+            context.kv_scale,
+        )
+        return None if query is None else self._decoded(context.absorbed[0], query, pool, context)
+
+    def _expanded_values(self, attended: Attended) -> Activations:
+        """All heads' values in one row, in the form that the output's product reads."""
+        if self._output.input_form is InputForm.FP8_GROUPS:
+            return expand_values_quantized(attended, self._absorb_value)
+        return expand_values(attended, self._absorb_value).flatten(1)
 
     def _cut(self, cut: Cut, inputs: Projected) -> Activations:
         """As `_values`, computed outside of the captured pieces whenever the step is run."""
@@ -160,8 +188,7 @@ class Attention:
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
         others = context.expanded or context.sparse or context.indexed or context.padding
         if out is None and len(context.absorbed) == 1 and not others:
-            attended = self._attended(context.absorbed[0], query, pool, context)
-            return expand_values_quantized(attended, self._absorb_value)
+            return self._expanded_values(self._attended(context.absorbed[0], query, pool, context))
         out = out or empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
         for row in context.expanded:
             self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
@@ -240,13 +267,18 @@ class Attention:
     def _attended(
         self, rows: AbsorbedRows, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
     ) -> Attended:
-        config, own = self.config, slice(rows.first, rows.stop)
+        own = slice(rows.first, rows.stop)
+        return self._decoded(rows, absorb_query(query[own], self._absorb_query, context.rotations[own]), pool, context)
+
+    def _decoded(
+        self, rows: AbsorbedRows, absorbed: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+    ) -> Attended:
         return mla_decode(
-            absorb_query(query[own], self._absorb_query, context.rotations[own]),
+            absorbed,
             pool,
             rows.plan,
-            value_width=config.kv_lora_rank,
-            scale=config.softmax_scale,
+            value_width=self.config.kv_lora_rank,
+            scale=self.config.softmax_scale,
             kv_scale=context.kv_scale,
         )
 

@@ -10,7 +10,7 @@ from kernels.few_rows import are_few
 from kernels.mla_decode import Attended
 from kernels.mla_projections import reference
 
-__all__ = ["absorb_query", "expand_values", "expand_values_quantized"]
+__all__ = ["absorb_query", "expand_values", "expand_values_quantized", "write_and_absorb"]
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -33,6 +33,32 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
         if few_rows.takes(query, weight):
             return few_rows.absorb_query(query, weight, rotations)
     return reference.absorb_query(query, weight, rotations)
+
+
+def write_and_absorb(
+    projected: torch.Tensor,
+    weight: torch.Tensor,
+    latent_weight: torch.Tensor,
+    epsilon: float,
+    rotations: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    scale: float = 1.0,
+) -> torch.Tensor | None:
+    """`norm_and_write` of `kernels.kv_write` without a norm of queries, and `absorb_query` of these, in one kernel.
+
+    projected: [tokens, heads * (nope + rope) + latent + rope] contiguous; weight: that of `absorb_query`; the others
+    are those of `norm_and_write`. Returns what `absorb_query` does. None where no kernel does both: only for a few rows
+    on Hopper.
+    """
+    if not projected.is_cuda:
+        return None
+    # Imported here: a machine without a GPU may lack Triton.
+    from kernels.mla_projections import few_rows
+
+    if not few_rows.takes(projected, weight):
+        return None
+    return few_rows.write_and_absorb(projected, weight, latent_weight, epsilon, rotations, slots, pool, scale)
 
 
 def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
