@@ -16,7 +16,7 @@ TOKENS = random_prompt(150)
 CHUNKS = [100, 30, *[1] * 20]
 BLOCKS = [5, 2, 7]
 # Widths that FP8 products accept, with groups of experts to choose from.
-WIDE = {
+WIDE: dict[str, int | None] = {
     "hidden_size": 256,
     "q_lora_rank": 128,
     "kv_lora_rank": 128,
@@ -31,6 +31,8 @@ PUBLISHED_HEADS = WIDE | {
     "v_head_dim": 128,
     "num_attention_heads": 16,
 }
+# Queries that are projected directly, as in Moonlight.
+DIRECT_QUERIES = PUBLISHED_HEADS | {"q_lora_rank": None}
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
     "bf16": {"dtype": torch.bfloat16},
@@ -58,9 +60,13 @@ def test_selected_tokens_are_those_of_the_definitions(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("widths", [{}, WIDE, PUBLISHED_HEADS], ids=["tiny", "wide", "published heads"])
+@pytest.mark.parametrize(
+    "widths",
+    [{}, WIDE, PUBLISHED_HEADS, DIRECT_QUERIES],
+    ids=["tiny", "wide", "published heads", "direct queries"],
+)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_gpu_is_as_exact_as_the_definitions(form: str, widths: dict[str, int], tmp_path: Path) -> None:
+def test_a_gpu_is_as_exact_as_the_definitions(form: str, widths: dict[str, int | None], tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=dict(widths))
     exact = our_logits(tmp_path, TOKENS, BLOCKS, CHUNKS)
     # Rounding changes some choices of experts, which changes the logits of so small a model a lot.
