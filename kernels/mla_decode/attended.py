@@ -11,6 +11,23 @@ class Pieces(Protocol):
     """Requests that several multiprocessors attended to, each to a part of the context."""
 
     @property
+    def values(self) -> torch.Tensor:
+        """[pieces * query tokens, heads, latent]"""
+        ...
+
+    @property
+    def log_sums(self) -> torch.Tensor:
+        """[pieces * query tokens, heads] float32: base-2 logarithms of the pieces' weights."""
+        ...
+
+    @property
+    def split_requests(self) -> torch.Tensor:
+        """[parts, 4] int32: a request, its first piece, the one after its last, and a number that is not used. Zeros
+        follow all split requests.
+        """
+        ...
+
+    @property
     def work(self) -> ctypes.Structure:
         """`Work` of `cuda/parts.cuh`, which says where the pieces are."""
         ...

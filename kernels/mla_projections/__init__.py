@@ -72,10 +72,10 @@ def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     if attended.latents.is_cuda and are_few(attended.latents):
         # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
         from kernels.linear import few_rows
-        from kernels.mla_projections import pieces
+        from kernels.mla_projections import few_pieces
 
-        if pieces.takes(attended, weight):
-            return pieces.expand_pieces(attended, weight)
+        if few_pieces.takes(attended, weight):
+            return few_pieces.expand_pieces(attended, weight)
         if few_rows.takes(attended.latents, weight.transpose(1, 2)):
             return few_rows.multiply_groups(attended.joined(), weight.transpose(1, 2))
     return reference.expand_values(attended.joined(), weight)

@@ -7,7 +7,7 @@ from bench.kernels.inputs import random_bfloat16
 from kernels.act_quant import dequantize
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode import Attended, mla_decode, plan_decode
-from kernels.mla_projections import expand_values, expand_values_quantized, pieces
+from kernels.mla_projections import expand_values, expand_values_quantized, few_pieces, pieces
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -65,9 +65,9 @@ def test_pieces_are_joined_before_values_or_on_the_way(
 @pytest.mark.parametrize(("heads", "value"), [(16, VALUE), (20, 2 * VALUE)])
 def test_pieces_become_values_in_bfloat16_too(lengths: list[int], heads: int, value: int) -> None:
     step = Step(lengths, 1, heads, torch.bfloat16, value)
-    attended = step.attended()
-    found = pieces.expand_pieces(attended, step.weight)
-    assert relative_error(found, expand_values(Attended(step.attended().joined()), step.weight)) < 0.01
+    expected = expand_values(Attended(step.attended().joined()), step.weight)
+    for by in (pieces, few_pieces):
+        assert relative_error(by.expand_pieces(step.attended(), step.weight), expected) < 0.01
 
 
 @pytest.mark.gpu
