@@ -140,7 +140,7 @@ class LayerPass:
     def _route(self, hidden: torch.Tensor, prefix: str) -> Routed:
         gate = Gate(self._config, self._allocate, shared=0)
         self._source.fill(gate.parameters(prefix))
-        weights, choices = gate.choose(hidden)
+        weights, choices = gate.choose(Normalized(hidden, None))
         return Routed(hidden, choices, weights)
 
     def _enter_mtp_module(self, index: int) -> None:

@@ -134,7 +134,7 @@ def test_the_next_chunk_is_sent_ahead_if_it_travels_meanwhile(
     fill_randomly(mixture.parameters("mlp"), CPU)
     choose, compute = mixture.gate.choose, mixture.experts.forward
 
-    def send(hidden: torch.Tensor, counted: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def send(hidden: Normalized, counted: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         seen.append("send")
         return choose(hidden, counted)
 
