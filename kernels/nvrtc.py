@@ -73,15 +73,15 @@ def _dependent_attribute(dependent: bool) -> list[driver.CUlaunchAttribute]:
 
 
 @cache
-def load_kernel(source: Path, name: str, device: int) -> CudaKernel:
-    """Compile for the device's own architecture.
+def load_kernel(source: Path, name: str, device: int, macros: tuple[str, ...] = ()) -> CudaKernel:
+    """Compile for the device's own architecture, with these macros defined.
 
     A kernel NAME with dynamic shared memory says how much a block needs: its source has an int NAME_shared_bytes.
     """
     with torch.cuda.device(device):
         # The driver's calls need the context that torch makes.
         torch.cuda.current_stream().synchronize()
-        module = _module(source, device)
+        module = _module(source, device, macros)
         function = _check(driver.cuModuleGetFunction(module, name.encode()))
         shared_bytes = _shared_bytes(module, name)
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -100,11 +100,11 @@ def _shared_bytes(module: driver.CUmodule, name: str) -> int:
 
 
 @cache
-def _module(source: Path, device: int) -> driver.CUmodule:
+def _module(source: Path, device: int, macros: tuple[str, ...]) -> driver.CUmodule:
     major, minor = torch.cuda.get_device_capability(device)
     # Warpgroup products exist only in the architecture-specific target.
     target = f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
-    return _check(driver.cuModuleLoadData(compile_source(source, target).code))
+    return _check(driver.cuModuleLoadData(compile_source(source, target, macros).code))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,14 @@ class Compiled:
     log: str
 
 
-def compile_source(source: Path, target: str) -> Compiled:
-    """Compile for `target`, for example sm_90a. Includes are relative to the source. Needs no device."""
+def compile_source(source: Path, target: str, macros: tuple[str, ...] = ()) -> Compiled:
+    """Compile for `target`, for example sm_90a, with these macros defined. Needs no device.
+
+    Includes are relative to the source.
+    """
     program = _check(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
-    options = [option.encode() for option in (f"--gpu-architecture={target}", "--std=c++17", f"-I{source.parent}")]
+    given = [f"--gpu-architecture={target}", "--std=c++17", f"-I{source.parent}"]
+    options = [option.encode() for option in (*given, *(f"--define-macro={macro}" for macro in macros))]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     # NVRTC writes into what it is given. A bytes object of one byte is shared by the whole interpreter.
     log = bytearray(_check(nvrtc.nvrtcGetProgramLogSize(program)))

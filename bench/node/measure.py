@@ -26,7 +26,7 @@ from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineCo
 from engine.engine import Engine
 from engine.exchange.interface import RankExchange
 from engine.exchange.peer import PeerExchange
-from engine.model.activations import InputForm, Normalized
+from engine.model.activations import Normalized, quantized_form
 from engine.model.config import ModelConfig
 from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
@@ -227,8 +227,8 @@ def _routed_seconds(model: Model, rows: int) -> float:
     everywhere, real = model.group.has_everywhere(rows), torch.ones(rows, 1, dtype=torch.bool, device="cuda")
     counted = (real if everywhere else model.group.own(real)).squeeze(1)
     plain = torch.randn(len(counted), model.config.hidden_size, device="cuda").bfloat16()
-    quantized = InputForm.FP8_GROUPS in mixtures[0].input_forms
-    hidden = Normalized(plain, quantize(plain) if quantized else None)
+    form = quantized_form(mixtures[0].input_forms)
+    hidden = Normalized(plain, None if form is None else quantize(plain, powers=form.powers))
 
     def call(mixture: MixtureOfExperts) -> object:
         parts = combine(mixture.routed(hidden, counted, everywhere=everywhere))

@@ -7,7 +7,7 @@ import torch
 from capacity.floor import FP8, int4_bytes
 from capacity.shapes import DEEPSEEK_R1, EXPERTS
 from engine.exchange.interface import RankExchange
-from engine.model.activations import InputForm, Normalized
+from engine.model.activations import Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.expert_group import ExpertGroup
@@ -82,8 +82,8 @@ class RoutedLayer:
 
     def compute(self, inputs: Inputs) -> torch.Tensor:
         """[tokens, hidden]: the weighted sums of the chosen experts for this rank's rows. All ranks call it at once."""
-        quantized = self.experts.input_form is InputForm.FP8_GROUPS
-        hidden = Normalized(inputs.hidden, quantize(inputs.hidden) if quantized else None)
+        form = self.experts.input_form
+        hidden = Normalized(inputs.hidden, quantize(inputs.hidden, powers=form.powers) if form.quantized else None)
         self._gate.chosen = inputs.factors, inputs.choices
         return self._group.sum_parts(combine(self._mixture.routed(hidden)))
 

@@ -1,5 +1,6 @@
 """The forms in which layers take their input, as norms leave it."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -14,6 +15,17 @@ class InputForm(Enum):
     PLAIN = auto()
     # e4m3 with a float32 scale for each row and 128 channels (`Quantized`).
     FP8_GROUPS = auto()
+    # The same with scales that are powers of two.
+    FP8_POWERS = auto()
+
+    @property
+    def quantized(self) -> bool:
+        return self is not InputForm.PLAIN
+
+    @property
+    def powers(self) -> bool:
+        """Whether scales are powers of two, as kernels ask."""
+        return self is InputForm.FP8_POWERS
 
 
 Activations = torch.Tensor | Quantized
@@ -24,9 +36,16 @@ Sent = Activations | ScaledRows
 def in_form(x: Activations, form: InputForm) -> Activations:
     """x: [tokens, width] in this form, or plain: then it is quantized."""
     if isinstance(x, torch.Tensor):
-        return quantize(x) if form is InputForm.FP8_GROUPS else x
-    assert form is InputForm.FP8_GROUPS
+        return quantize(x, powers=form.powers) if form.quantized else x
+    assert form.quantized and x.powers == form.powers
     return x
+
+
+def quantized_form(forms: Set[InputForm]) -> InputForm | None:
+    """The one among the forms that is quantized: layers that read the same rows read them in the same one."""
+    found = [form for form in forms if form.quantized]
+    assert len(found) <= 1
+    return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from engine.model.activations import Activations
+from engine.model.activations import Activations, in_form
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.expanded_attention import HEADS_TOGETHER
 from engine.model.parameters import NamedParameters, whole
-from kernels.act_quant import Quantized, quantize
+from kernels.act_quant import Quantized
 from kernels.block_quant import dequantize_blocks
 from kernels.fp8_gemm import BLOCK, Workspace, block_scaled, fp8_gemm
 from kernels.kv_copy import COMPRESSED, read_compressed, read_latents
@@ -84,6 +84,7 @@ class Fp8Expansion:
 
     def __init__(self, rows: int, latent: int, allocate: Allocator) -> None:
         self.weight = allocate(rows, latent)
+        self._form = allocate.formats.fp8_form
         values = allocate(rows, latent, dtype=torch.float8_e4m3fn)
         self.published = block_scaled(values, allocate(-(-rows // BLOCK), latent // BLOCK, dtype=torch.float32))
 
@@ -100,7 +101,7 @@ class Fp8Expansion:
 
     def computed(self, latents: torch.Tensor) -> Latents:
         width = self.weight.shape[1]
-        return Latents(quantize(latents[:, :width]), latents[:, width:])
+        return Latents(in_form(latents[:, :width], self._form), latents[:, width:])
 
     def read(self, pool: torch.Tensor, slots: torch.Tensor, scale: float) -> Latents:
         if pool.dtype == COMPRESSED:

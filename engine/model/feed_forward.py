@@ -40,6 +40,5 @@ class FeedForward:
         return self._down.forward(self._activated(gate_up), workspace)
 
     def _activated(self, gate_up: torch.Tensor) -> Activations:
-        if self._down.input_form is InputForm.FP8_GROUPS:
-            return swiglu_quantize(gate_up)
-        return swiglu(gate_up)
+        form = self._down.input_form
+        return swiglu_quantize(gate_up, powers=form.powers) if form.quantized else swiglu(gate_up)

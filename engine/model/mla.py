@@ -150,16 +150,17 @@ class Attention:
 
     def _expanded_values(self, attended: Attended) -> Activations:
         """All heads' values in one row, in the form that the output's product reads."""
-        if self._output.input_form is InputForm.FP8_GROUPS:
-            return expand_values_quantized(attended, self._absorb_value)
+        form = self._output.input_form
+        if form.quantized:
+            return expand_values_quantized(attended, self._absorb_value, powers=form.powers)
         return expand_values(attended, self._absorb_value).flatten(1)
 
     def _cut(self, cut: Cut, inputs: Projected) -> Activations:
         """As `_values`, computed outside of the captured pieces whenever the step is run."""
         query, width = inputs.query, self._heads * self.config.v_head_dim
         tensors = [each for each in inputs if each is not None]
-        if self._output.input_form is InputForm.FP8_GROUPS:
-            quantized = empty_quantized(len(query), width, device=query.device)
+        if self._output.input_form.quantized:
+            quantized = self._empty_quantized(query)
             cut(self._fill_quantized, quantized.values, quantized.scales, *tensors)
             return quantized
         values = query.new_empty(len(query), width)
@@ -173,7 +174,13 @@ class Attention:
         out.copy_(values)
 
     def _fill_quantized(self, values: torch.Tensor, scales: torch.Tensor, *inputs: Any) -> None:
-        self._values(Projected(*inputs[:-1]), inputs[-1], Quantized(values, scales))
+        out = Quantized(values, scales, self._output.input_form.powers)
+        self._values(Projected(*inputs[:-1]), inputs[-1], out)
+
+    def _empty_quantized(self, query: torch.Tensor) -> Quantized:
+        """Rows for as many tokens, in the form of the output's product."""
+        width, form = self._heads * self.config.v_head_dim, self._output.input_form
+        return empty_quantized(len(query), width, device=query.device, powers=form.powers)
 
     def _values(self, inputs: Projected, context: ForwardContext, out: Quantized | None = None) -> Activations:
         """What the output's product reads: [tokens, heads * value] in that product's form. If that is quantized, the
@@ -182,14 +189,14 @@ class Attention:
         query, latents, pool = inputs.query, inputs.latents, context.kv_pool[self.index]
         if context.shared_latents is not None:
             exchange_kv(context, context.shared_latents, self.index, self._everybody)
-        if self._output.input_form is not InputForm.FP8_GROUPS:
+        if not self._output.input_form.quantized:
             parts = self._parts(context.expanded, context.sparse, inputs, pool, context)
             in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
         others = context.expanded or context.sparse or context.indexed or context.padding
         if out is None and len(context.absorbed) == 1 and not others:
             return self._expanded_values(self._attended(context.absorbed[0], query, pool, context))
-        out = out or empty_quantized(len(query), self._heads * self.config.v_head_dim, device=query.device)
+        out = out or self._empty_quantized(query)
         for row in context.expanded:
             self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
         for sparse in context.sparse:
@@ -233,8 +240,8 @@ class Attention:
         if self._query is None or self._query_norm is None:
             return norm_and_write(projected, None, *rest)
         forms = {self._query.input_form} | (set() if self._indexer is None else {self._indexer.query_form})
-        if forms == {InputForm.FP8_GROUPS}:
-            return norm_quantize_and_write(projected, self._query_norm, *rest)
+        if len(forms) == 1 and self._query.input_form.quantized:
+            return norm_quantize_and_write(projected, self._query_norm, *rest, powers=self._query.input_form.powers)
         return norm_and_write(projected, self._query_norm, *rest)
 
     def _queries(self, compressed: Activations, context: ForwardContext) -> torch.Tensor:

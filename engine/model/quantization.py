@@ -67,6 +67,8 @@ class Quantization:
     pre_scaled: bool = False
     # Which linear layers are in NVFP4; a checkpoint's tensors decide.
     nvfp4: frozenset[LinearKind] = frozenset()
+    # Whether activations are quantized for FP8 products with scales that are powers of two (`scale_fmt: ue8m0`).
+    power_scales: bool = False
     # Whether indexers are plain although other linear layers are not; its tensors decide.
     plain_indexers: bool = False
 
@@ -138,10 +140,11 @@ def parse_quantization(section: JsonReader | None) -> Quantization:
         raise CheckpointError(f"weight_block_size is {block}: expected {whole_blocks}")
     if (scale_form := section.text("scale_fmt")) not in (None, "ue8m0"):
         raise CheckpointError(f"scale_fmt is {scale_form}: expected 'ue8m0', or none")
+    power_scales = scale_form == "ue8m0"
     if method == "fp8":
-        return Quantization(linear=Stored.FP8, experts=Stored.FP8)
+        return Quantization(linear=Stored.FP8, experts=Stored.FP8, power_scales=power_scales)
     _check_group(section.count("group_size", WEIGHT_GROUP), "quantization_config.group_size")
-    return INT4_EXPERTS
+    return replace(INT4_EXPERTS, power_scales=power_scales)
 
 
 def _parse_compressed(section: JsonReader) -> Quantization:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import torch
 
-from engine.model.activations import InputForm, Normalized
+from engine.model.activations import InputForm, Normalized, quantized_form
 from engine.model.tensor_group import TensorGroup
 from kernels.act_quant import quantize
 from kernels.moe_permute import ExpertOutputs, combine
@@ -96,7 +96,8 @@ class DividedResidual:
             if made:
                 return made
         plain = self._group.gather(add_rms_norm(delta, self._rows, weight, self._epsilon), self._tokens)
-        return Normalized(plain, quantize(plain) if InputForm.FP8_GROUPS in forms else None)
+        form = quantized_form(forms)
+        return Normalized(plain, None if form is None else quantize(plain, powers=form.powers))
 
     def add_parts(self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
         made = self._exchanged(parts, weight, forms, sums=SummedRows.OWN, gathers=True)
@@ -108,8 +109,11 @@ class DividedResidual:
         made = self._exchanged(parts, weight, forms, sums=SummedRows.OWN, gathers=False)
         if made:
             return made
-        delta, quantizes = self._group.sum(parts), InputForm.FP8_GROUPS in forms
-        gated = add_rms_norm_and_logits(delta, self._rows, weight, self._epsilon, gate, quantizes=quantizes)
+        delta, form = self._group.sum(parts), quantized_form(forms)
+        powers = form is not None and form.powers
+        gated = add_rms_norm_and_logits(
+            delta, self._rows, weight, self._epsilon, gate, quantizes=form is not None, powers=powers
+        )
         if gated is None:
             return self._add_own(delta, weight, forms)
         self._rows = gated.residual
@@ -185,15 +189,15 @@ class EverywhereResidual:
 
 
 def _add(delta: Delta, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, forms: Set[InputForm]) -> Normalized:
-    if InputForm.FP8_GROUPS not in forms:
+    if (form := quantized_form(forms)) is None:
         return Normalized(add_rms_norm(delta, rows, weight, epsilon), None)
     if InputForm.PLAIN not in forms:
-        return Normalized(None, add_rms_norm_quantized(delta, rows, weight, epsilon))
-    return Normalized(*add_rms_norm_in_both_forms(delta, rows, weight, epsilon))
+        return Normalized(None, add_rms_norm_quantized(delta, rows, weight, epsilon, powers=form.powers))
+    return Normalized(*add_rms_norm_in_both_forms(delta, rows, weight, epsilon, powers=form.powers))
 
 
 def _exchanged_norm(
     weight: torch.Tensor, epsilon: float, sums: SummedRows | None, all_rows: int | None, forms: Set[InputForm]
 ) -> ExchangedNorm:
-    plain, quantizes = InputForm.PLAIN in forms, InputForm.FP8_GROUPS in forms
-    return ExchangedNorm(weight, epsilon, sums, all_rows, plain, quantizes)
+    plain, form = InputForm.PLAIN in forms, quantized_form(forms)
+    return ExchangedNorm(weight, epsilon, sums, all_rows, plain, form is not None, form is not None and form.powers)

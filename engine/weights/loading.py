@@ -163,7 +163,8 @@ def make_allocator(
     published = config.quantization
     if published.packed and weights == "quantized":
         raise ConfigError(PACKED_NEEDS)
-    if weights in AT_LOAD and not published.takes_rounding and published != AT_LOAD[weights]:
+    already = replace(published, power_scales=False) == AT_LOAD.get(weights)
+    if weights in AT_LOAD and not published.takes_rounding and not already:
         raise ConfigError(f"engine.weights={weights} quantizes plain weights, and the checkpoint's are quantized")
 
     def formats_of(stored: Quantization) -> Formats:

@@ -1,4 +1,8 @@
-"""Quantizes activations to FP8 as DeepSeek-V3 (2024), section 3.3.2: one scale for each token and 128 channels."""
+"""Quantizes activations to FP8 as DeepSeek-V3 (2024), section 3.3.2: one scale for each token and 128 channels.
+
+Scales are what brings a group's largest magnitude to e4m3's largest number, 448; or, as `scale_fmt: ue8m0` of
+DeepSeek-V3.1's config.json asks, that rounded up to a power of two ("powers").
+"""
 
 import torch
 
@@ -8,18 +12,18 @@ from kernels.act_quant.quantized import GROUP, Quantized, QuantizedRows, empty_q
 __all__ = ["GROUP", "Quantized", "QuantizedRows", "dequantize", "empty_quantized", "quantize", "quantize_into"]
 
 
-def quantize(x: torch.Tensor) -> Quantized:
-    """Quantize so that each group's largest magnitude becomes e4m3's largest number, 448.
+def quantize(x: torch.Tensor, *, powers: bool = False) -> Quantized:
+    """x: [rows, width], float32 or bfloat16, width a multiple of 128, last dimension contiguous. No rows give no rows.
 
-    x: [rows, width], float32 or bfloat16, width a multiple of 128, last dimension contiguous. No rows give no rows.
+    powers: whether scales are powers of two.
     """
-    out = empty_quantized(*x.shape, device=x.device)
+    out = empty_quantized(*x.shape, device=x.device, powers=powers)
     quantize_into(x, out.rows(0, len(x)))
     return out
 
 
 def quantize_into(x: torch.Tensor, out: QuantizedRows) -> None:
-    """As `quantize`, but writes to existing rows, as many as x has."""
+    """As `quantize`, but writes to existing rows, as many as x has, in their form."""
     assert x.dim() == 2 and x.shape[1] % GROUP == 0 and x.stride(1) == 1 and out.values.shape == x.shape
     if x.is_cuda:
         from kernels.act_quant import triton

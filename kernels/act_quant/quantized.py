@@ -20,18 +20,20 @@ class Quantized:
     values: torch.Tensor
     # [..., rows, width / 128] float32; rows lie next to each other (stride 1), columns 16-byte aligned.
     scales: torch.Tensor
+    # Whether scales are powers of two (ue8m0), rounded up: whoever quantizes into it heeds this.
+    powers: bool = False
 
     def __getitem__(self, rows: slice) -> "Quantized":
         """Some of the rows of a two-dimensional one, which begin at a multiple of `SCALE_ALIGNMENT`."""
         first, _, step = rows.indices(self.values.shape[0])
         assert first % SCALE_ALIGNMENT == 0 and step == 1
-        return Quantized(self.values[rows], self.scales[rows])
+        return Quantized(self.values[rows], self.scales[rows], self.powers)
 
     def rows(self, first: int, stop: int) -> "QuantizedRows":
         """Some of the rows of a two-dimensional one, or all, to be written."""
         if stop - first == self.values.shape[0]:
-            return QuantizedRows(self.values, self.scales)
-        return QuantizedRows(self.values[first:stop], self.scales[first:stop])
+            return QuantizedRows(self.values, self.scales, self.powers)
+        return QuantizedRows(self.values[first:stop], self.scales[first:stop], self.powers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,14 @@ class QuantizedRows:
     values: torch.Tensor
     # [..., rows, width / 128] float32; rows lie next to each other, columns as far apart as those of all rows.
     scales: torch.Tensor
+    # As in `Quantized`.
+    powers: bool = False
 
     def columns(self, first: int, stop: int) -> "QuantizedRows":
         """Some of the columns of these rows, in whole groups."""
         assert first % GROUP == stop % GROUP == 0
-        return QuantizedRows(self.values[..., first:stop], self.scales[..., first // GROUP : stop // GROUP])
+        scales = self.scales[..., first // GROUP : stop // GROUP]
+        return QuantizedRows(self.values[..., first:stop], scales, self.powers)
 
 
 def aligned_rows(rows: int) -> int:
@@ -54,7 +59,12 @@ def aligned_rows(rows: int) -> int:
     return max(-(-rows // SCALE_ALIGNMENT), 1) * SCALE_ALIGNMENT
 
 
-def empty_quantized(*shape: int, device: torch.device) -> Quantized:
+def cuda_macros(powers: bool) -> tuple[str, ...]:
+    """For `load_kernel` of a source that quantizes into a `Quantized` with `powers`: see `hopper.cuh`."""
+    return ("POWER_SCALES",) if powers else ()
+
+
+def empty_quantized(*shape: int, device: torch.device, powers: bool = False) -> Quantized:
     """Uninitialised; shape: [rows, width] or [experts, rows, width], width a multiple of 128."""
     *leading, rows, width = shape
     assert width % GROUP == 0
@@ -63,4 +73,5 @@ def empty_quantized(*shape: int, device: torch.device) -> Quantized:
     return Quantized(
         values=torch.empty(shape, dtype=torch.float8_e4m3fn, device=device),
         scales=scales if column == rows else scales[..., :rows, :],
+        powers=powers,
     )

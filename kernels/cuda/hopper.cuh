@@ -109,6 +109,22 @@ __device__ __forceinline__ void multiply(float (&d)[32], const u32 (&a)[4], u64 
 // The largest e4m3 number, and the smallest magnitude that the scale of a group stands for.
 constexpr float LARGEST_E4M3 = 448.0f, SMALLEST_MAGNITUDE = 1e-10f;
 
+// The least power of two that is not smaller than a positive number.
+__device__ __forceinline__ float least_power(float x) {
+  u32 bits = __float_as_uint(x);
+  return __uint_as_float(((bits >> 23) + ((bits & 0x7FFFFF) != 0)) << 23);
+}
+
+// The scale of a group of activations: a power of two if the source is compiled so (act_quant/quantized.py).
+__device__ __forceinline__ float scale_of_group(float largest) {
+  float scale = fmaxf(largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3;
+#ifdef POWER_SCALES
+  return least_power(scale);
+#else
+  return scale;
+#endif
+}
+
 __device__ __forceinline__ u32 pack_e4m3(float low, float high) {
   unsigned short packed;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));

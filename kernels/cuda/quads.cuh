@@ -23,7 +23,7 @@ __device__ __forceinline__ float scale_of_quad(const float (&values)[32]) {
   for (int i = 0; i < 32; i++) largest = fmaxf(largest, fabsf(values[i]));
   largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-  return fmaxf(largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3;
+  return scale_of_group(largest);
 }
 
 // Quantizes such a group. Then the quad's i-th thread has columns 32 i to 32 i + 31, in order.

@@ -47,7 +47,7 @@ __device__ __forceinline__ float scale_of(const Values& values) {
   for (int i = 0; i < VALUES; i++) largest = fmaxf(largest, fabsf(values.value[i]));
 #pragma unroll
   for (int step = GROUP_THREADS / 2; step; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-  return fmaxf(largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3;
+  return scale_of_group(largest);
 }
 
 __device__ __forceinline__ uint2 quantize(const Values& values, float scale) {

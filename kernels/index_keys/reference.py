@@ -5,6 +5,7 @@ import math
 import torch
 from torch.nn import functional
 
+from kernels.act_quant.reference import least_power
 from kernels.index_keys.queries import IndexQueries
 from kernels.kv_copy import BLOCK_TOKENS
 
@@ -69,8 +70,7 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest magnitude to at most 448.
     """
     largest = x.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
-    mantissa, exponent = torch.frexp(largest / torch.finfo(torch.float8_e4m3fn).max)
-    scales = torch.ldexp(torch.ones_like(largest), exponent - (mantissa == 0.5).int())
+    scales = least_power(largest / torch.finfo(torch.float8_e4m3fn).max)
     return (x / scales).to(torch.float8_e4m3fn), scales
 
 

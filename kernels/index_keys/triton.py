@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.act_quant.triton import least_power
 from kernels.index_keys.queries import IndexQueries
 from kernels.index_keys.reference import SCALE_BYTES, SMALLEST
 from kernels.kv_copy import BLOCK_TOKENS
@@ -102,10 +103,7 @@ def _quantized(x, WIDTH: tl.constexpr, SMALLEST: tl.constexpr):
     odd ^= odd >> 1
     x = tl.dot(x, 1.0 - 2.0 * (odd & 1).to(tl.float32), input_precision="ieee") * (WIDTH**-0.5)
     largest = tl.maximum(tl.max(tl.abs(x), axis=1), SMALLEST)
-    bits = tl.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32)).to(tl.int32, bitcast=True)
-    # The exponent of the least power of two that is not smaller.
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)
-    scale = (exponent << 23).to(tl.float32, bitcast=True)
+    scale = least_power(tl.div_rn(largest, tl.full(largest.shape, 448.0, tl.float32)))
     return (x / scale[:, None]).to(tl.float8e4nv), scale
 
 

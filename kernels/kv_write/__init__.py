@@ -47,12 +47,16 @@ def norm_quantize_and_write(
     slots: torch.Tensor,
     pool: torch.Tensor,
     scale: float = 1.0,
+    *,
+    powers: bool = False,
 ) -> Quantized:
-    """`norm_and_write` that quantizes the queries; query_width is a multiple of 128."""
+    """`norm_and_write` that quantizes the queries; query_width is a multiple of 128. powers: whether scales are powers
+    of two.
+    """
     _check(projected, query_weight, latent_weight, rotations, slots, pool)
     assert query_weight.shape[0] % GROUP == 0
     query: Quantized = _backend(projected).norm_quantize_and_write(
-        projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale
+        projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale, powers
     )
     return query
 

@@ -35,5 +35,7 @@ def norm_quantize_and_write(
     slots: torch.Tensor,
     pool: torch.Tensor,
     scale: float,
+    powers: bool = False,
 ) -> Quantized:
-    return quantize(norm_and_write(projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale))
+    query = norm_and_write(projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale)
+    return quantize(query, powers=powers)

@@ -22,8 +22,9 @@ WARPS, FEW_TOKENS, FEW_TOKENS_WARPS = 4, 256, 16
 def _norm_and_write(
     projected, query_weight, latent_weight, rotations, slots, query, values, scales, pool,
     query_width, latent_width, pairs, scale_stride, epsilon, pool_scale,
-    QUERY: tl.constexpr, QUANTIZE: tl.constexpr, COMPRESS: tl.constexpr, QUERY_GROUPS: tl.constexpr,
-    LATENT_GROUPS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
+    QUERY: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr, COMPRESS: tl.constexpr,
+    QUERY_GROUPS: tl.constexpr, LATENT_GROUPS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
@@ -47,7 +48,7 @@ def _norm_and_write(
         found = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
         normalized = normalize(found, factors, query_width, epsilon)
         if QUANTIZE:
-            quantized, group_scales = quantize_groups(normalized.to(tl.float32))
+            quantized, group_scales = quantize_groups(normalized.to(tl.float32), POWERS)
             tl.store(values + token * query_width + column, quantized, mask=inside)
             tl.store(scales + group * scale_stride + token, group_scales, mask=group * GROUP < query_width)
         else:
@@ -109,8 +110,9 @@ def norm_quantize_and_write(
     slots: torch.Tensor,
     pool: torch.Tensor,
     scale: float,
+    powers: bool = False,
 ) -> Quantized:
-    out = empty_quantized(len(projected), query_weight.shape[0], device=projected.device)
+    out = empty_quantized(len(projected), query_weight.shape[0], device=projected.device, powers=powers)
     _launch(projected, query_weight, latent_weight, epsilon, rotations, slots, pool, scale, None, out)
     return out
 
@@ -136,7 +138,8 @@ def _launch(
         projected, query_weight, latent_weight, torch.view_as_real(rotations), slots, query,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales, pool,
         query_width, latent_width, pairs, 0 if quantized is None else quantized.scales.stride(1), epsilon, scale,
-        query_weight is not None, quantized is not None, pool.dtype != projected.dtype,
+        query_weight is not None, quantized is not None, quantized is not None and quantized.powers,
+        pool.dtype != projected.dtype,
         next_power_of_2(cdiv(query_width, GROUP)),
         next_power_of_2(cdiv(latent_width, GROUP)),
         next_power_of_2(pairs), GROUP, num_warps=FEW_TOKENS_WARPS if tokens <= FEW_TOKENS else WARPS,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant import QuantizedRows
+from kernels.act_quant.quantized import QuantizedRows, cuda_macros
 from kernels.mla_prefill.hopper_inputs import THREADS, Results, blocks_of_launch, can_copy, prepare_inputs
 from kernels.mla_prefill.plan import PrefillPlan
 from kernels.nvrtc import load_kernel
@@ -53,7 +53,8 @@ def attend_and_quantize(
     scale: float,
 ) -> None:
     results = out.values, out.scales.t()
-    _attend("attend_prompts_and_quantize", query, own, shared, value, plan, results, scale)
+    macros = cuda_macros(out.powers)
+    _attend("attend_prompts_and_quantize", query, own, shared, value, plan, results, scale, macros)
 
 
 def _attend(
@@ -65,6 +66,7 @@ def _attend(
     plan: PrefillPlan,
     results: Results,
     scale: float,
+    macros: tuple[str, ...] = (),
 ) -> None:
     if not query.shape[0]:
         return
@@ -73,6 +75,6 @@ def _attend(
     inputs = prepare_inputs(
         query, own, shared, value, results, plan.taken, tile_count=plan.tiles.shape[0], box_keys=keys, scale=scale
     )
-    kernel = load_kernel(source, name, query.device.index or 0)
+    kernel = load_kernel(source, name, query.device.index or 0, macros)
     arguments = Arguments(inputs=inputs, tiles=plan.tiles.data_ptr())
     kernel.launch((blocks_of_launch(inputs.tile_count * inputs.heads, query.device), 1, 1), THREADS, arguments)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant import QuantizedRows
+from kernels.act_quant.quantized import QuantizedRows, cuda_macros
 from kernels.mla_prefill.hopper_inputs import (
     THREADS,
     VALUE,
@@ -53,11 +53,17 @@ def attend_and_quantize(
 ) -> None:
     if query.shape[0]:
         found, results = quantize_blocks(own, shared, value, plan), (out.values, out.scales.t())
-        _attend("attend_prompts_and_quantize", query, found, plan, results, scale)
+        _attend("attend_prompts_and_quantize", query, found, plan, results, scale, cuda_macros(out.powers))
 
 
 def _attend(
-    name: str, query: torch.Tensor, found: KeyBlocks, plan: PrefillPlan, results: Results, scale: float
+    name: str,
+    query: torch.Tensor,
+    found: KeyBlocks,
+    plan: PrefillPlan,
+    results: Results,
+    scale: float,
+    macros: tuple[str, ...] = (),
 ) -> None:
     assert plan.tiles is not None and plan.taken is not None
     (_, heads, _), (out, of_rows) = query.shape, results
@@ -71,5 +77,5 @@ def _attend(
         heads_together=heads_together(blocks * BLOCK_KEYS * (WIDTH + VALUE), heads),
         query_head=query.stride(1) * query.element_size(), scale_log2=scale * math.log2(math.e),
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, name, query.device.index or 0)
+    kernel = load_kernel(SOURCE, name, query.device.index or 0, macros)
     kernel.launch((blocks_of_launch(tiles * heads, query.device), 1, 1), THREADS, arguments)

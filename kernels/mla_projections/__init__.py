@@ -81,20 +81,20 @@ def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     return reference.expand_values(attended.joined(), weight)
 
 
-def expand_values_quantized(attended: Attended, weight: torch.Tensor) -> Quantized:
+def expand_values_quantized(attended: Attended, weight: torch.Tensor, *, powers: bool = False) -> Quantized:
     """`expand_values` with all heads' values in one row, [tokens, heads * value], quantized.
 
-    heads * value is a multiple of 128.
+    heads * value is a multiple of 128. powers: whether scales are powers of two.
     """
     _check(attended.latents, weight)
     if attended.latents.is_cuda:
         from kernels.mla_projections import few_tokens, pieces
 
         if pieces.takes(attended, weight):
-            return pieces.expand_pieces_quantized(attended, weight)
+            return pieces.expand_pieces_quantized(attended, weight, powers)
         if few_tokens.takes_values(attended.latents, weight):
-            return few_tokens.expand_values_quantized(attended.joined(), weight)
-    return quantize(reference.expand_values(attended.joined(), weight).flatten(1))
+            return few_tokens.expand_values_quantized(attended.joined(), weight, powers)
+    return quantize(reference.expand_values(attended.joined(), weight).flatten(1), powers=powers)
 
 
 def _check(latents: torch.Tensor, weight: torch.Tensor) -> None:

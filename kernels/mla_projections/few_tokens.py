@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.quantized import GROUP, Quantized, cuda_macros, empty_quantized
 from kernels.few_rows import are_few
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
@@ -60,14 +60,15 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     return out
 
 
-def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor) -> Quantized:
+def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor, powers: bool = False) -> Quantized:
     (tokens, heads, _), device = attended.shape, attended.device
-    out = empty_quantized(tokens, heads * weight.shape[2], device=device)
+    out = empty_quantized(tokens, heads * weight.shape[2], device=device, powers=powers)
     if not tokens:
         return out
     tile_tokens, tiles = choose_tiles(tokens)
     arguments = expand_arguments(attended, weight, out, tile_tokens)
-    kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{tile_tokens}", device.index or 0)
+    name = f"few_tokens_expand_values_{tile_tokens}"
+    kernel = load_kernel(SOURCE, name, device.index or 0, cuda_macros(powers))
     kernel.launch((heads * arguments.shares, tiles, 1), THREADS, arguments, dependent=True)
     return out
 

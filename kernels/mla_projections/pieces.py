@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant.quantized import Quantized, empty_quantized
+from kernels.act_quant.quantized import Quantized, cuda_macros, empty_quantized
 from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.parts import FEW_TOKENS
 from kernels.mla_projections.few_tokens import THREADS, expand_arguments, takes_values
@@ -32,17 +32,17 @@ def expand_pieces(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def expand_pieces_quantized(attended: Attended, weight: torch.Tensor) -> Quantized:
+def expand_pieces_quantized(attended: Attended, weight: torch.Tensor, powers: bool = False) -> Quantized:
     """As `kernels.mla_projections.expand_values_quantized`, for what it `takes`."""
     tokens, heads, _ = attended.latents.shape
-    out = empty_quantized(tokens, heads * weight.shape[2], device=attended.latents.device)
-    _launch(attended, expand_arguments(attended.latents, weight, out, TILE_TOKENS))
+    out = empty_quantized(tokens, heads * weight.shape[2], device=attended.latents.device, powers=powers)
+    _launch(attended, expand_arguments(attended.latents, weight, out, TILE_TOKENS), cuda_macros(powers))
     return out
 
 
-def _launch(attended: Attended, expand: ctypes.Structure) -> None:
+def _launch(attended: Attended, expand: ctypes.Structure, macros: tuple[str, ...] = ()) -> None:
     (tokens, heads, _), device = attended.latents.shape, attended.latents.device
     assert attended.pieces is not None and tokens <= FEW_TOKENS
     arguments = PiecesArguments(expand=expand, work=attended.pieces.work)
-    kernel = load_kernel(SOURCE, "expand_pieces", device.index or 0)
+    kernel = load_kernel(SOURCE, "expand_pieces", device.index or 0, macros)
     kernel.launch((heads * expand.shares, 1, 1), THREADS, arguments, dependent=True)

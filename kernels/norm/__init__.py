@@ -39,22 +39,28 @@ def add_rms_norm(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, eps
     return plain
 
 
-def add_rms_norm_quantized(delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> Quantized:
-    """`add_rms_norm` that returns the normalized rows quantized. The width is a multiple of 128."""
-    quantized = empty_quantized(*residual.shape, device=residual.device)
+def add_rms_norm_quantized(
+    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, *, powers: bool = False
+) -> Quantized:
+    """`add_rms_norm` that returns the normalized rows quantized. The width is a multiple of 128.
+
+    powers: whether scales are powers of two.
+    """
+    quantized = empty_quantized(*residual.shape, device=residual.device, powers=powers)
     _add_rms_norm(delta, residual, weight, epsilon, None, quantized)
     return quantized
 
 
 def add_rms_norm_in_both_forms(
-    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
+    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, *, powers: bool = False
 ) -> tuple[torch.Tensor, Quantized]:
     """`add_rms_norm` that returns the normalized rows plain and quantized. The gate reads the plain ones, FP8 products
     the quantized ones.
 
-    The width is a multiple of 128.
+    The width is a multiple of 128. powers: whether scales are powers of two.
     """
-    plain, quantized = torch.empty_like(residual), empty_quantized(*residual.shape, device=residual.device)
+    plain = torch.empty_like(residual)
+    quantized = empty_quantized(*residual.shape, device=residual.device, powers=powers)
     _add_rms_norm(delta, residual, weight, epsilon, plain, quantized)
     return plain, quantized
 
@@ -67,11 +73,12 @@ def add_rms_norm_and_logits(
     gate: torch.Tensor,
     *,
     quantizes: bool,
+    powers: bool = False,
 ) -> Gated | None:
     """`add_rms_norm` that leaves the residual as it is and returns another one, with the gate's logits of the result.
 
-    gate: [experts, width] contiguous, bfloat16 or float32; quantizes: in FP8 too. None where no kernel computes both at
-    once: only for a few rows on Hopper.
+    gate: [experts, width] contiguous, bfloat16 or float32; quantizes: in FP8 too, with scales that are powers of two if
+    `powers`. None where no kernel computes both at once: only for a few rows on Hopper.
     """
     if not residual.is_cuda:
         return None
@@ -80,7 +87,7 @@ def add_rms_norm_and_logits(
 
     if not few_rows.takes(delta, residual, gate):
         return None
-    return few_rows.add_rms_norm_and_logits(delta, residual, weight, epsilon, gate, quantizes=quantizes)
+    return few_rows.add_rms_norm_and_logits(delta, residual, weight, epsilon, gate, quantizes=quantizes, powers=powers)
 
 
 def _add_rms_norm(

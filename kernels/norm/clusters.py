@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant.quantized import GROUP, Quantized
+from kernels.act_quant.quantized import GROUP, Quantized, cuda_macros
 from kernels.hopper import is_hopper
 from kernels.moe_permute import ExpertOutputs
 from kernels.moe_permute.experts import expert_sum
@@ -52,7 +52,8 @@ def add_rms_norm(
     if quantized is not None:
         arguments.values, arguments.scales = quantized.values.data_ptr(), quantized.scales.data_ptr()
         arguments.scale_stride = quantized.scales.stride(1)
-    kernel = load_kernel(SOURCE, f"norm_{_choices(delta)}", device.index or 0)
+    macros = cuda_macros(quantized is not None and quantized.powers)
+    kernel = load_kernel(SOURCE, f"norm_{_choices(delta)}", device.index or 0, macros)
     kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
 
 

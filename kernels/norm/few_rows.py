@@ -26,7 +26,7 @@ WARPS = 4
 def _add_rms_norm_and_logits(
     delta, residual, weight, gate, added, plain, values, scales, logits, row_stride, rows, scale_stride, epsilon,
     WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_TILE: tl.constexpr,
-    GROUP: tl.constexpr, QUANTIZE: tl.constexpr, DEPENDENT: tl.constexpr,
+    GROUP: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     share, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -46,7 +46,7 @@ def _add_rms_norm_and_logits(
     tl.store(added + target, found)
     tl.store(plain + target, normalized)
     if QUANTIZE:
-        quantized, group_scale = quantize_groups(normalized.to(tl.float32)[None, :])
+        quantized, group_scale = quantize_groups(normalized.to(tl.float32)[None, :], POWERS)
         tl.store(values + target[None, :], quantized)
         tl.store(scales + share * scale_stride + row + tl.arange(0, 1), group_scale)
     product = tl.sum(gates.to(tl.float32) * normalized.to(tl.float32)[None, :], axis=1)
@@ -73,6 +73,7 @@ def add_rms_norm_and_logits(
     gate: torch.Tensor,
     *,
     quantizes: bool,
+    powers: bool = False,
 ) -> Gated:
     """`kernels.norm.add_rms_norm` of what it `takes`, and `kernels.moe_gate.gate_logits` of the result.
 
@@ -80,7 +81,7 @@ def add_rms_norm_and_logits(
     """
     (rows, width), experts = residual.shape, gate.shape[0]
     assert delta.shape == residual.shape and gate.is_contiguous() and delta.stride(1) == 1
-    quantized = empty_quantized(rows, width, device=residual.device) if quantizes else None
+    quantized = empty_quantized(rows, width, device=residual.device, powers=powers) if quantizes else None
     made = Gated(
         torch.empty_like(residual),
         torch.empty_like(residual),
@@ -91,6 +92,7 @@ def add_rms_norm_and_logits(
         delta, residual, weight, gate, made.residual, made.plain,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales,
         made.logits, delta.stride(0), rows, 0 if quantized is None else quantized.scales.stride(1), epsilon,
-        width, next_power_of_2(width), experts, next_power_of_2(experts), GROUP, quantizes, num_warps=WARPS,
+        width, next_power_of_2(width), experts, next_power_of_2(experts), GROUP, quantizes, powers,
+        num_warps=WARPS,
     )  # fmt: skip
     return made

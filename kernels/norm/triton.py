@@ -23,7 +23,8 @@ def normalize(x, weight, width, epsilon):
 @triton.jit(do_not_specialize=["scale_stride"])
 def _add_rms_norm(
     delta, residual, weight, plain, values, scales, row_stride, width, scale_stride, epsilon,
-    PLAIN: tl.constexpr, QUANTIZE: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
+    PLAIN: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
@@ -40,7 +41,7 @@ def _add_rms_norm(
     if PLAIN:
         tl.store(plain + row * width + columns, normalized, mask=inside)
     if QUANTIZE:
-        quantized, group_scales = quantize_groups(normalized.to(tl.float32))
+        quantized, group_scales = quantize_groups(normalized.to(tl.float32), POWERS)
         tl.store(values + row * width + columns, quantized, mask=inside)
         tl.store(scales + groups * scale_stride + row, group_scales, mask=groups * GROUP < width)
 
@@ -100,7 +101,7 @@ def add_rms_norm(
         delta, residual, weight, plain,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales,
         delta.stride(0), width, 0 if quantized is None else quantized.scales.stride(1), epsilon,
-        plain is not None, quantized is not None, groups, GROUP,
+        plain is not None, quantized is not None, quantized is not None and quantized.powers, groups, GROUP,
         # Quantizing waits for reductions within groups. More warps, of one or two groups each, hide that.
         num_warps=_warps(groups, 8 if quantized is None else 2),
     )  # fmt: skip

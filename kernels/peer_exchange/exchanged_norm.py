@@ -19,7 +19,8 @@ class ExchangedNorm:
 
     sums: which rows of a sum over the ranks are added; None if what is added is no part of such a sum. all_rows: set if
     each rank has its own rows and gets the normalized rows of all: how many all of them are, without padding. plain:
-    whether normalized rows are wanted in the residual's dtype. quantizes: whether they are wanted in FP8.
+    whether normalized rows are wanted in the residual's dtype. quantizes: whether they are wanted in FP8;
+    powers: with scales that are powers of two.
     """
 
     # [width]
@@ -29,6 +30,7 @@ class ExchangedNorm:
     all_rows: int | None
     plain: bool
     quantizes: bool
+    powers: bool = False
 
     def __post_init__(self) -> None:
         assert self.sums is not SummedRows.ALL or self.all_rows is None, "every rank has them already"

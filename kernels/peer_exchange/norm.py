@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.quantized import GROUP, Quantized, cuda_macros, empty_quantized
 from kernels.hopper import is_hopper
 from kernels.moe_permute import ExpertOutputs
 from kernels.moe_permute.experts import expert_sum
@@ -63,17 +63,20 @@ def add_rms_norm(
     else:
         assert delta.is_contiguous() and delta.data_ptr() % 16 == 0
         name, arguments.delta = NAMES[norm.sums, norm.all_rows is not None], delta.data_ptr()
-    quantized = empty_quantized(count, width, device=residual.device) if norm.quantizes else None
+    quantized = empty_quantized(count, width, device=residual.device, powers=norm.powers) if norm.quantizes else None
     if quantized is not None:
         arguments.values, arguments.scales = quantized.values.data_ptr(), quantized.scales.data_ptr()
         arguments.scale_stride = quantized.scales.stride(1)
-    kernel = load_kernel(SOURCE, f"{name}_{template_ranks(members.ranks)}", residual.device.index or 0)
+    name, macros = f"{name}_{template_ranks(members.ranks)}", cuda_macros(norm.powers)
+    kernel = load_kernel(SOURCE, name, residual.device.index or 0, macros)
     kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
     return plain, quantized
 
 
 def load(device: torch.device, ranks: int) -> None:
-    """Compile what such a group launches; not possible while a graph is captured."""
+    """Compile what such a group launches, but for norms with scales that are powers of two; not possible while a graph
+    is captured.
+    """
     if is_hopper(device):
         for name in (*NAMES.values(), EXPERTS_NAME):
             load_kernel(SOURCE, f"{name}_{template_ranks(ranks)}", device.index or 0)

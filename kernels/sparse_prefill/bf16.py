@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant import QuantizedRows
+from kernels.act_quant.quantized import QuantizedRows, cuda_macros
 from kernels.mla_prefill.hopper_inputs import THREADS, Results, blocks_of_launch, prepare_inputs
 from kernels.nvrtc import load_kernel
 from kernels.sparse_prefill.line_masses import BLOCK_KEYS
@@ -40,7 +40,8 @@ def sparse_prefill_and_quantize(
     scale: float,
 ) -> None:
     results = out.values, out.scales.t()
-    _attend("attend_blocks_and_quantize", query, own, shared, value, kept, results, first_query, scale)
+    macros = cuda_macros(out.powers)
+    _attend("attend_blocks_and_quantize", query, own, shared, value, kept, results, first_query, scale, macros)
 
 
 def _attend(
@@ -53,6 +54,7 @@ def _attend(
     results: Results,
     first_query: int,
     scale: float,
+    macros: tuple[str, ...] = (),
 ) -> None:
     if not query.shape[0]:
         return
@@ -61,7 +63,7 @@ def _attend(
     inputs = prepare_inputs(
         query, own, shared, value, results, taken, tile_count=tiles, box_keys=BLOCK_KEYS, scale=scale
     )
-    kernel = load_kernel(SOURCE, name, query.device.index or 0)
+    kernel = load_kernel(SOURCE, name, query.device.index or 0, macros)
     arguments = Arguments(
         inputs=inputs, lists=kept.lists.data_ptr(), counts=kept.counts.data_ptr(), blocks=blocks,
         total_keys=own.shape[0], first_query=first_query,

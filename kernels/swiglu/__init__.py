@@ -20,12 +20,12 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return reference.swiglu(gate_up)
 
 
-def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None = None) -> Quantized:
+def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None = None, *, powers: bool = False) -> Quantized:
     """silu(first half) * second half of the last dimension in float32, quantized in groups of 128.
 
     gate_up: [rows, 2 * width] or [experts, capacity, 2 * width], float32 or bfloat16, contiguous, width a multiple of
     128. positions: int64 of any shape, the rows to compute, counted over all experts; other rows may be left undefined,
-    and negative ones name none. None: all rows. No rows give none.
+    and negative ones name none. None: all rows. No rows give none. powers: whether scales are powers of two.
     """
     assert gate_up.is_contiguous() and gate_up.shape[-1] % (2 * GROUP) == 0
     assert positions is None or (positions.dtype == torch.int64 and positions.is_contiguous())
@@ -34,6 +34,6 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None = None
         from kernels.swiglu import bf16, triton
 
         if bf16.takes(gate_up):
-            return bf16.swiglu_quantize(gate_up, positions)
-        return triton.swiglu_quantize(gate_up, positions)
-    return reference.swiglu_quantize(gate_up)
+            return bf16.swiglu_quantize(gate_up, positions, powers)
+        return triton.swiglu_quantize(gate_up, positions, powers)
+    return reference.swiglu_quantize(gate_up, powers)

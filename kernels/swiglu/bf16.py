@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant.quantized import Quantized, empty_quantized
+from kernels.act_quant.quantized import Quantized, cuda_macros, empty_quantized
 from kernels.hopper import is_hopper
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
@@ -20,11 +20,11 @@ def takes(gate_up: torch.Tensor) -> bool:
     return is_hopper(gate_up.device) and gate_up.dtype == torch.bfloat16 and gate_up.data_ptr() % 16 == 0
 
 
-def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Quantized:
+def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None, powers: bool = False) -> Quantized:
     """As `kernels.swiglu.swiglu_quantize`, for rows that it `takes`."""
     *leading, rows, doubled = gate_up.shape
     width, device = doubled // 2, gate_up.device
-    out = empty_quantized(*leading, rows, width, device=device)
+    out = empty_quantized(*leading, rows, width, device=device, powers=powers)
     used = gate_up.shape[:-1].numel() if positions is None else positions.numel()
     if not used:
         return out
@@ -33,6 +33,6 @@ def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Qu
         values=out.values.data_ptr(), scales=out.scales.data_ptr(), capacity=rows,
         scale_stride=out.scales.stride(-1), width=width,
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, "swiglu_quantize", device.index or 0)
+    kernel = load_kernel(SOURCE, "swiglu_quantize", device.index or 0, cuda_macros(powers))
     kernel.launch((used, -(-width // (THREADS * VALUES)), 1), THREADS, arguments, dependent=True)
     return out

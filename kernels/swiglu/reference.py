@@ -12,6 +12,6 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     return functional.silu(gate).mul_(up)
 
 
-def swiglu_quantize(gate_up: torch.Tensor) -> Quantized:
+def swiglu_quantize(gate_up: torch.Tensor, powers: bool = False) -> Quantized:
     # Quantizes the float32 values: one rounding less.
-    return quantize(swiglu(gate_up.float()))
+    return quantize(swiglu(gate_up.float()), powers=powers)

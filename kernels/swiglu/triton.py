@@ -38,7 +38,8 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 @triton.jit(do_not_specialize=["capacity", "scale_stride"])
 def _swiglu_quantize(
     gate_up, positions, values, scales, capacity, width, scale_stride,
-    HAS_POSITIONS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, DEPENDENT: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, POWERS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
@@ -52,21 +53,21 @@ def _swiglu_quantize(
     inside = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    quantized, factors = quantize_groups(gate * tl.sigmoid(gate) * up)
+    quantized, factors = quantize_groups(gate * tl.sigmoid(gate) * up, POWERS)
     tl.store(values + row * width + columns, quantized, mask=inside)
     # Each expert's scales lie together; rows without experts count as one expert.
     scales += row // capacity * (width // GROUP) * scale_stride + row % capacity
     tl.store(scales + groups * scale_stride, factors, mask=groups * GROUP < width)
 
 
-def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None) -> Quantized:
+def swiglu_quantize(gate_up: torch.Tensor, positions: torch.Tensor | None, powers: bool = False) -> Quantized:
     *leading, rows, doubled = gate_up.shape
     width = doubled // 2
-    out = empty_quantized(*leading, rows, width, device=gate_up.device)
+    out = empty_quantized(*leading, rows, width, device=gate_up.device, powers=powers)
     programs = gate_up.shape[:-1].numel() if positions is None else positions.numel()
     if programs:
         launch(_swiglu_quantize, (programs, cdiv(width // GROUP, GROUPS)), gate_up.device,
             gate_up, positions, out.values, out.scales, rows, width, out.scales.stride(-1),
-            positions is not None, GROUP, GROUPS, num_warps=4,
+            positions is not None, GROUP, GROUPS, powers, num_warps=4,
         )  # fmt: skip
     return out

@@ -40,8 +40,8 @@ def _watch_nvrtc(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> None:
         cached.cache_clear()
     compile_source = nvrtc.compile_source
 
-    def compiled(source: Any, target: str) -> Any:
+    def compiled(source: Any, target: str, macros: tuple[str, ...]) -> Any:
         found.append(source.name)
-        return compile_source(source, target)
+        return compile_source(source, target, macros)
 
     monkeypatch.setattr(nvrtc, "compile_source", compiled)

@@ -21,11 +21,15 @@ SCALE = "_scale_inv"
 class Fp8AtLoadFormat:
     """Linear layers of what blocks of 128x128 divide, as `BlockFp8Format` takes them."""
 
+    def __init__(self, input_form: InputForm = InputForm.FP8_GROUPS) -> None:
+        """input_form: as there."""
+        self._input_form = input_form
+
     def takes(self, parts: Sequence[int], inputs: int) -> bool:
         return BlockFp8Format().takes(parts, inputs)
 
     def linear(self, parts: Sequence[int], inputs: int, new: NewTensor) -> "Fp8AtLoadLinear":
-        return Fp8AtLoadLinear(parts, inputs, new)
+        return Fp8AtLoadLinear(parts, inputs, new, self._input_form)
 
     def takes_experts(self, shape: ExpertShape) -> bool:
         """`ExpertsAtLoadFormat` does."""
@@ -36,9 +40,8 @@ class Fp8AtLoadFormat:
 
 
 class Fp8AtLoadLinear:
-    input_form = InputForm.FP8_GROUPS
-
-    def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor) -> None:
+    def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor, input_form: InputForm) -> None:
+        self.input_form = input_form
         self._parts = parts
         self._published: torch.Tensor | None = new(sum(parts), inputs)
         self._weight: BlockScaled | None = None

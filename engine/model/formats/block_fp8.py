@@ -23,24 +23,27 @@ OUTPUTS_MULTIPLE = 64
 class BlockFp8Format:
     """Takes whole blocks along the inputs, and published matrices of which no two share a block."""
 
+    def __init__(self, input_form: InputForm = InputForm.FP8_GROUPS) -> None:
+        """input_form: how activations are quantized."""
+        self._input_form = input_form
+
     def takes(self, parts: Sequence[int], inputs: int) -> bool:
         straddles = any(rows % BLOCK for rows in parts[:-1])
         return not straddles and sum(parts) % OUTPUTS_MULTIPLE == 0 and inputs % BLOCK == 0
 
     def linear(self, parts: Sequence[int], inputs: int, new: NewTensor) -> "BlockFp8Linear":
-        return BlockFp8Linear(parts, inputs, new)
+        return BlockFp8Linear(parts, inputs, new, self._input_form)
 
     def takes_experts(self, shape: ExpertShape) -> bool:
         return shape.hidden % BLOCK == 0 and shape.width % BLOCK == 0
 
     def experts(self, shape: ExpertShape, new: NewTensor) -> "BlockFp8Experts":
-        return BlockFp8Experts(shape, new)
+        return BlockFp8Experts(shape, new, self._input_form)
 
 
 class BlockFp8Linear:
-    input_form = InputForm.FP8_GROUPS
-
-    def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor) -> None:
+    def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor, input_form: InputForm) -> None:
+        self.input_form = input_form
         self._parts = parts
         self._weight = _new_weight(new, sum(parts), inputs)
 
@@ -58,9 +61,8 @@ class BlockFp8Linear:
 
 
 class BlockFp8Experts:
-    input_form = InputForm.FP8_GROUPS
-
-    def __init__(self, shape: ExpertShape, new: NewTensor) -> None:
+    def __init__(self, shape: ExpertShape, new: NewTensor, input_form: InputForm) -> None:
+        self.input_form = input_form
         self._shape = shape
         self._gate_up = _new_weight(new, shape.count, 2 * shape.width, shape.hidden)
         self._down = _new_weight(new, shape.count, shape.hidden, shape.width)
@@ -88,7 +90,7 @@ class BlockFp8Experts:
             return made
         placed = expand_quantized(hidden, choices, shape.count, shape.shared, shape.first, shape.elsewhere)
         gate_up = grouped_fp8_gemm(placed.rows, self._gate_up, placed.layout)
-        inner = swiglu_quantize(gate_up, placed.positions)
+        inner = swiglu_quantize(gate_up, placed.positions, powers=self.input_form.powers)
         return grouped_fp8_gemm(inner, self._down, placed.layout), placed.positions
 
 

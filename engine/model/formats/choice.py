@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.model.activations import InputForm
 from engine.model.formats.at_load import ExpertsAtLoadFormat, Fp8AtLoadFormat
 from engine.model.formats.block_fp8 import BlockFp8Format
 from engine.model.formats.interface import WeightFormat
@@ -27,6 +28,8 @@ class Formats:
     gate_dtype: torch.dtype
     # Whether keys and values are expanded from latents in FP8, with the published weight.
     fp8_expansion: bool = False
+    # How activations are quantized for products with FP8 weights.
+    fp8_form: InputForm = InputForm.FP8_GROUPS
 
 
 def choose_formats(
@@ -56,7 +59,7 @@ def choose_formats(
         return Formats(linear, PlainFormat(), shared_apart=False, gate_dtype=gate_dtype)
     linear = {kind: _format_of(stored.linear_of(kind), stored) for kind in LinearKind}
     if fp8_queries and stored.linear_of(LinearKind.QUERY) is Stored.PLAIN:
-        linear[LinearKind.QUERY] = Fp8AtLoadFormat()
+        linear[LinearKind.QUERY] = Fp8AtLoadFormat(_fp8_form(stored))
     return Formats(
         linear=linear,
         experts=_format_of(stored.experts, stored),
@@ -64,6 +67,7 @@ def choose_formats(
         shared_apart=stored.experts is Stored.NVFP4 or stored.experts is not stored.linear_of(LinearKind.FEED_FORWARD),
         gate_dtype=gate_dtype,
         fp8_expansion=stored.linear is Stored.FP8,
+        fp8_form=_fp8_form(stored),
     )
 
 
@@ -74,12 +78,16 @@ def _experts_at_load(at_load: Quantization) -> WeightFormat:
     return ExpertsAtLoadFormat(_format_of(at_load.experts, at_load), rounding)
 
 
+def _fp8_form(stored: Quantization) -> InputForm:
+    return InputForm.FP8_POWERS if stored.power_scales else InputForm.FP8_GROUPS
+
+
 def _format_of(form: Stored, stored: Quantization) -> WeightFormat:
     match form:
         case Stored.PLAIN:
             return PlainFormat()
         case Stored.FP8:
-            return BlockFp8Format()
+            return BlockFp8Format(_fp8_form(stored))
         case Stored.INT4:
             scale = "weight_scale" if stored.compressed else "weight_scale_inv"
             return W4A8Format(Int4Form(stored.group, scale, stored.static_inputs, stored.pre_scaled))

@@ -119,8 +119,7 @@ __device__ __forceinline__ u32 quantize(const Row& row, float& scale) {
   for (int i = 0; i < OWN; i++) largest = fmaxf(largest, fabsf(row.value[i]));
 #pragma unroll
   for (int step = 16; step; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
-  u32 bits = __float_as_uint(__fdiv_rn(largest, LARGEST_E4M3));
-  scale = __uint_as_float(((bits >> 23) + ((bits & 0x7FFFFF) != 0)) << 23);
+  scale = least_power(__fdiv_rn(largest, LARGEST_E4M3));
   float inverse = 1.0f / scale;
   return pack_e4m3(row.value[0] * inverse, row.value[1] * inverse) | pack_e4m3(row.value[2] * inverse, row.value[3] * inverse) << 16;
 }

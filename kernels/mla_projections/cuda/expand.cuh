@@ -111,7 +111,7 @@ struct Expand {
       largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(largest)));
       if (lane == i) own_largest = largest;
     }
-    float scale = fmaxf(own_largest, SMALLEST_MAGNITUDE) / LARGEST_E4M3, inverse = 1.0f / scale;
+    float scale = scale_of_group(own_largest), inverse = 1.0f / scale;
     if (lane < min(left, COUNT)) given.scales[(long long)group * given.scale_stride + token + lane] = scale;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {

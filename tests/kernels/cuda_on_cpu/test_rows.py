@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.act_quant import dequantize, empty_quantized
+from kernels.act_quant import Quantized, dequantize, empty_quantized
 from kernels.moe_gate import reference as gate
 from kernels.moe_gate.reference import Routing
 from kernels.moe_permute import ExpertOutputs
@@ -12,6 +12,7 @@ from kernels.norm import reference as norms
 from kernels.swiglu import reference as gated
 from tests.support.cuda_on_cpu.launches import CudaOnCpu
 from tests.support.errors import relative_error
+from tests.support.power_scales import assert_rounded_up
 from tests.support.softmax_gates import SOFTMAX_GATES
 
 # Relative norms: sums in another order move some values over the border of two bfloat16 or e4m3 numbers.
@@ -34,6 +35,18 @@ def test_rows_are_added_normalized_and_quantized(choices: int, on_cpu: CudaOnCpu
     clusters.add_rms_norm(outputs if choices else added, residual, weight, 1e-6, found, found_quantized)
     assert relative_error(residual, total) < ERROR and relative_error(found, plain) < ERROR
     assert relative_error(dequantize(found_quantized), dequantize(quantized)) < QUANTIZED_ERROR
+
+
+def test_scales_of_groups_are_rounded_up_to_powers(on_cpu: CudaOnCpu) -> None:
+    residual, weight, added, gate_up = random(3, 1024), random(1024), random(3, 1024) * 5, random(3, 4352)
+
+    def normalized(powers: bool) -> Quantized:
+        out = empty_quantized(3, 1024, device=CPU, powers=powers)
+        on_cpu.module("norm.clusters").add_rms_norm(added, residual.clone(), weight, 1e-6, None, out)
+        return out
+
+    assert_rounded_up(normalized)
+    assert_rounded_up(lambda powers: on_cpu.module("swiglu.bf16").swiglu_quantize(gate_up, None, powers))
 
 
 @pytest.mark.parametrize("shares", [1, 5])

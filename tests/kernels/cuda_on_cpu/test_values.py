@@ -9,6 +9,7 @@ from kernels.mla_projections import few_pieces
 from kernels.mla_projections.reference import expand_values
 from tests.support.cuda_on_cpu.launches import CudaOnCpu
 from tests.support.errors import relative_error
+from tests.support.power_scales import assert_rounded_up
 
 HEADS, LATENT, WIDTH, SCALE = 4, 512, 576, 0.05
 
@@ -33,3 +34,12 @@ def test_pieces_become_values_quantized_or_not(
     assert relative_error(found, expected) < 0.01
     quantized = pieces.expand_pieces_quantized(attention.attend(query, pool, plan, SCALE), weight)
     assert relative_error(dequantize(quantized).view_as(expected), expected) < 0.04
+
+
+def test_scales_of_values_are_rounded_up_to_powers(on_cpu: CudaOnCpu) -> None:
+    attention, pieces = on_cpu.module("mla_decode.bf16"), on_cpu.module("mla_projections.pieces")
+    pool, query = torch.randn(10, 64, WIDTH).bfloat16(), torch.randn(1, HEADS, WIDTH).bfloat16()
+    plan = plan_decode(torch.randperm(10).int().view(1, 10), torch.tensor([500]).int())
+    weight = torch.randn(HEADS, 256, LATENT).bfloat16()[:, 128:].transpose(1, 2)
+    attended = attention.attend(query, pool, plan, SCALE)
+    assert_rounded_up(lambda powers: pieces.expand_pieces_quantized(attended, weight, powers))

@@ -5,7 +5,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,12 +29,13 @@ OPTIONS = [
 LANGUAGE = ["-x", "c++"]
 
 
-def build(source: Path, folder: Path, mistakes: Mapping[str, str]) -> ctypes.CDLL:
+def build(source: Path, folder: Path, mistakes: Mapping[str, str], macros: Sequence[str] = ()) -> ctypes.CDLL:
     """folder: where libraries are kept, by their text. mistakes: what to write instead of texts that stand there once.
+    macros: those that are defined.
 
     Processes that build the same one at once do so for themselves. Raises RuntimeError with the compiler's errors.
     """
-    text = _output(["-E", *LANGUAGE, *DEFINED, str(source)])
+    text = _output(["-E", *LANGUAGE, *DEFINED, *(f"-D{macro}" for macro in macros), str(source)])
     for right, wrong in mistakes.items():
         if text.count(right) != 1:
             raise ValueError(f"{source.name} and its headers have {text.count(right)} times: {right}")

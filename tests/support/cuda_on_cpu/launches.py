@@ -58,7 +58,7 @@ class CudaOnCpu:
         """folder: where compiled sources are kept."""
         self._monkeypatch, self._folder = monkeypatch, folder
         self._seeds = count(1)
-        self._libraries: dict[Path, ctypes.CDLL] = {}
+        self._libraries: dict[tuple[Path, tuple[str, ...]], ctypes.CDLL] = {}
         # By source.
         self._mistakes: dict[Path, dict[str, str]] = {}
 
@@ -75,10 +75,12 @@ class CudaOnCpu:
         """Compile the source with another text instead of this, which it or its headers must have once."""
         self._mistakes.setdefault(source, {})[right] = wrong
 
-    def load_kernel(self, source: Path, name: str, _device: int = 0) -> CpuKernel:
-        if source not in self._libraries:
-            self._libraries[source] = build(source, self._folder, self._mistakes.get(source, {}))
-        return CpuKernel(self._libraries[source], name, self._seeds)
+    def load_kernel(self, source: Path, name: str, _device: int = 0, macros: tuple[str, ...] = ()) -> CpuKernel:
+        library = self._libraries.get((source, macros))
+        if library is None:
+            library = build(source, self._folder, self._mistakes.get(source, {}), macros)
+            self._libraries[source, macros] = library
+        return CpuKernel(library, name, self._seeds)
 
     @cached_property
     def _functions(self) -> dict[str, object]:
