@@ -1,13 +1,14 @@
 """One rank of a published model on one GPU, against the floor of its bytes and FLOPs.
 
 `python -m bench.rank [--shape r1-ep8-rank|v32-ep8-rank|moonlight|glm-flash|v2-lite] [--layers N] [--kv bf16|fp8]
-[--prompts bf16|fp8] [--experts fp8|w4a8|nvfp4|bf16] [--requests 1 8 32 64 96] [--context 3500] [--out DIR]
-[--growth STEPS] [--next-n N|auto [--acceptance A,B,C ...]]`
+[--prompts bf16|fp8] [--experts fp8|w4a8|nvfp4|bf16] [--query-weights published|fp8] [--requests 1 8 32 64 96]
+[--context 3500] [--out DIR] [--growth STEPS] [--next-n N|auto [--acceptance A,B,C ...]]`
 
 By default it is a rank of DeepSeek-R1 with expert parallelism of eight; the other shapes are whole models. The real
 engine runs over random FP8 weights, with each token's experts drawn uniformly at random; communication is left out.
 With --experts w4a8 routed experts are in INT4. With nvfp4 routed experts, shared experts and dense layers are in
-NVFP4, and attention is in bfloat16. With bf16 all weights are. DIR gets rank.json and rank.png.
+NVFP4, and attention is in bfloat16. With bf16 all weights are. With --query-weights fp8 queries' projections that would
+be in bfloat16 are in FP8; the floor counts their published bytes. DIR gets rank.json and rank.png.
 
 With --next-n it compares steps with drafts (one MTP module) and steps without. As many drafts are accepted as
 --acceptance says: the share of rows whose first draft is right, whose first and second are, and so on. "Drafting" is
@@ -124,6 +125,7 @@ def main() -> int:
     parser.add_argument("--kv", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--prompts", choices=("bf16", "fp8"), default="bf16", help="in which they attend")
     parser.add_argument("--experts", choices=sorted(EXPERTS), default="fp8")
+    parser.add_argument("--query-weights", choices=("published", "fp8"), default="published", help="with nvfp4 or bf16")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 64, 96])
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before those that are decoded")
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
@@ -137,7 +139,9 @@ def main() -> int:
         parser.error("a rank is measured on a CUDA device, and there is none here")
     console = Console(width=140)
     layers = arguments.layers or SHAPES[arguments.shape]["num_hidden_layers"]
-    measured = MeasuredModel(arguments.shape, layers, arguments.experts, arguments.kv, arguments.prompts)
+    measured = MeasuredModel(
+        arguments.shape, layers, arguments.experts, arguments.kv, arguments.prompts, arguments.query_weights
+    )
     if arguments.next_n:
         _drafts(arguments, measured, console)
         return 0

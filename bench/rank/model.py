@@ -46,6 +46,8 @@ class MeasuredModel:
     # The number formats of KV and of prompts' attention: "bf16" or "fp8".
     kv: str = "bf16"
     prompts: str = "bf16"
+    # `engine.query_weights`: how queries' projections in bfloat16 are multiplied.
+    query_weights: str = "published"
 
     @property
     def title(self) -> str:
@@ -58,6 +60,7 @@ class MeasuredModel:
             "random_weights": True,
             "kv_dtype": DTYPES[self.kv],
             "prompt_attention_dtype": DTYPES[self.prompts],
+            "query_weights": self.query_weights,
         }
 
 
