@@ -51,10 +51,7 @@ class DividedWork:
     processors: int
     # Whether an earlier call has made the schedule.
     scheduled: bool
-    # See `Pieces`.
-    values: torch.Tensor
-    log_sums: torch.Tensor
-    split_requests: torch.Tensor
+    kept: tuple[torch.Tensor, ...]
 
     @property
     def pieces(self) -> Pieces | None:
@@ -69,7 +66,7 @@ class DividedWork:
 
     def join(self) -> None:
         """Launch the kernel that combines pieces, after the attention kernel."""
-        combining = load_kernel(CUDA / "combine.cu", "combine", self.values.device.index or 0)
+        combining = load_kernel(CUDA / "combine.cu", "combine", self.kept[0].device.index or 0)
         combining.launch((COMBINE_CTAS * self.processors, 1, 1), COMBINE_THREADS, self.work, dependent=True)
 
 
@@ -99,7 +96,7 @@ def divide_work(plan: DecodePlan, heads: int, out: torch.Tensor, unit_tokens: in
     if not scheduled:
         kernel = load_kernel(CUDA / "parts.cu", "schedule", device.index or 0)
         kernel.launch((1, 1, 1), SCHEDULE_THREADS, work)
-    return DividedWork(work, row_tiles, processors(device), scheduled, values, log_sums, made.split_requests)
+    return DividedWork(work, row_tiles, processors(device), scheduled, (values, log_sums))
 
 
 def _empty_parts(rows: int, parts: int, device: torch.device) -> Parts:

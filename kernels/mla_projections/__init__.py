@@ -72,10 +72,12 @@ def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     if attended.latents.is_cuda and are_few(attended.latents):
         # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
         from kernels.linear import few_rows
-        from kernels.mla_projections import few_pieces
+        from kernels.mla_projections import few_pieces, pieces
 
         if few_pieces.takes(attended, weight):
             return few_pieces.expand_pieces(attended, weight)
+        if pieces.takes(attended, weight):
+            return pieces.expand_pieces(attended, weight)
         if few_rows.takes(attended.latents, weight.transpose(1, 2)):
             return few_rows.multiply_groups(attended.joined(), weight.transpose(1, 2))
     return reference.expand_values(attended.joined(), weight)
@@ -88,8 +90,10 @@ def expand_values_quantized(attended: Attended, weight: torch.Tensor, *, powers:
     """
     _check(attended.latents, weight)
     if attended.latents.is_cuda:
-        from kernels.mla_projections import few_tokens, pieces
+        from kernels.mla_projections import few_pieces, few_tokens, pieces
 
+        if few_pieces.takes(attended, weight):
+            return quantize(few_pieces.expand_pieces(attended, weight).flatten(1))
         if pieces.takes(attended, weight):
             return pieces.expand_pieces_quantized(attended, weight, powers)
         if few_tokens.takes_values(attended.latents, weight):

@@ -27,6 +27,8 @@ pytest.importorskip("triton")
 from kernels.dependent_launch import dependent_launch
 from kernels.grouped_gemm import few_tokens as experts_of_few_tokens
 from kernels.linear import few_rows as linear_few_rows
+from kernels.mla_decode import few_rows as few_attention
+from kernels.mla_projections import few_pieces
 from kernels.mla_projections import few_rows as mla_few_rows
 from kernels.norm import few_rows as norm_few_rows
 
@@ -159,12 +161,15 @@ def make_selection(heads: int, pool_dtype: torch.dtype) -> Chain:
 
 
 def make_few_rows(rows: int) -> Chain:
-    """Layers of a few rows in bfloat16, by the kernels for these: the products around attention, and experts."""
+    """Layers of a few rows in bfloat16, by the kernels for these: products, attention and experts."""
+    contexts = scattered_contexts(CONTEXTS[-rows:], LATENT + ROPE)
+    pool, table, lengths = contexts.pool.cuda().bfloat16(), contexts.block_table.cuda(), contexts.lengths.cuda()
     width, experts, inner, layers = 2048, 64, 1408, 4
     routing = Routing(6, 1, 1, True, 2.5, 2)
     norms, bias = torch.rand(layers, width, device="cuda").bfloat16(), torch.zeros(experts, device="cuda")
     shapes = [(experts, width), (experts + 2, 2 * inner, width), (experts + 2, width, inner)]
-    shapes += [(HEADS_WIDTH, width), (16 * (NOPE + ROPE), HEADS_WIDTH), (16, NOPE, LATENT), (width, 16 * LATENT)]
+    shapes += [(HEADS_WIDTH, width), (16 * (NOPE + ROPE), HEADS_WIDTH), (16, NOPE + VALUE, LATENT)]
+    shapes += [(width, 16 * VALUE)]
     weights = [[torch.randn(shape, device="cuda").bfloat16() / shape[-1] ** 0.5 for shape in shapes] for _ in norms]
     turns = torch.polar(torch.ones(rows, ROPE // 2), torch.rand(rows, ROPE // 2)).cuda()
 
@@ -172,8 +177,8 @@ def make_few_rows(rows: int) -> Chain:
         return linear_few_rows.multiply_groups(x.unsqueeze(1), weight.unsqueeze(0)).squeeze(1)
 
     def chain(hidden: torch.Tensor, after_each: Step) -> torch.Tensor:
-        delta, residual, found = hidden, torch.zeros_like(hidden), []
-        for norm, (gate, gate_up, down, first, queries, absorb, output) in zip(norms, weights, strict=True):
+        delta, residual, found, plan = hidden, torch.zeros_like(hidden), [], plan_decode(table, lengths)
+        for norm, (gate, gate_up, down, first, queries, heads, output) in zip(norms, weights, strict=True):
             made = norm_few_rows.add_rms_norm_and_logits(delta, residual, norm, 1e-6, gate, quantizes=False)
             residual = made.residual
             after_each()
@@ -187,9 +192,13 @@ def make_few_rows(rows: int) -> Chain:
             after_each()
             query = multiply(inside, queries).view(rows, 16, NOPE + ROPE)
             after_each()
-            absorbed = mla_few_rows.absorb_query(query, absorb, turns)[:, :, :LATENT]
+            absorbed = mla_few_rows.absorb_query(query, heads[:, :NOPE], turns)
             after_each()
-            delta = multiply(absorbed.flatten(1), output)
+            attended = few_attention.attend(absorbed, pool, plan, 0.1)
+            after_each()
+            values = few_pieces.expand_pieces(attended, heads[:, NOPE:].transpose(1, 2))
+            after_each()
+            delta = multiply(values.flatten(1), output)
             after_each()
             found += [outputs, delta, residual]
         return torch.cat([each.flatten() for each in found])

@@ -7,7 +7,7 @@ from bench.kernels.inputs import random_bfloat16
 from kernels.act_quant import dequantize
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode import Attended, mla_decode, plan_decode
-from kernels.mla_projections import expand_values, expand_values_quantized, few_pieces, pieces
+from kernels.mla_projections import expand_values, expand_values_quantized, pieces
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -66,8 +66,7 @@ def test_pieces_are_joined_before_values_or_on_the_way(
 def test_pieces_become_values_in_bfloat16_too(lengths: list[int], heads: int, value: int) -> None:
     step = Step(lengths, 1, heads, torch.bfloat16, value)
     expected = expand_values(Attended(step.attended().joined()), step.weight)
-    for by in (pieces, few_pieces):
-        assert relative_error(by.expand_pieces(step.attended(), step.weight), expected) < 0.01
+    assert relative_error(pieces.expand_pieces(step.attended(), step.weight), expected) < 0.01
 
 
 @pytest.mark.gpu

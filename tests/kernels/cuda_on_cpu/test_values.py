@@ -5,7 +5,6 @@ import torch
 
 from kernels.act_quant import dequantize
 from kernels.mla_decode import plan_decode, reference
-from kernels.mla_projections import few_pieces
 from kernels.mla_projections.reference import expand_values
 from tests.support.cuda_on_cpu.launches import CudaOnCpu
 from tests.support.errors import relative_error
@@ -29,9 +28,6 @@ def test_pieces_become_values_quantized_or_not(
     expected = expand_values(latents, weight.float())
     assert relative_error(pieces.expand_pieces(attention.attend(query, pool, plan, SCALE), weight), expected) < 0.01
     plan.schedule.metadata = None
-    plan.schedule.metadata = None
-    found = few_pieces.expand_pieces(attention.attend(query, pool, plan, SCALE), weight)
-    assert relative_error(found, expected) < 0.01
     quantized = pieces.expand_pieces_quantized(attention.attend(query, pool, plan, SCALE), weight)
     assert relative_error(dequantize(quantized).view_as(expected), expected) < 0.04
 
