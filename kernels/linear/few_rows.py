@@ -17,7 +17,7 @@ TILE, WARPS = 1 << 14, 4
 # weight once, and each row once a program from the second-level cache. What is left after the wait is the latency of
 # one load, of a sum over the program's threads and of a store.
 @triton.jit
-def _few_rows(
+def _multiply_groups(
     x, weight, out, outputs, inputs, row_stride, group_stride, weight_stride, ROWS: tl.constexpr,
     OUTPUTS_TILE: tl.constexpr, INPUTS_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +49,7 @@ def multiply_groups(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(rows, groups, outputs)
     padded = next_power_of_2(inputs)
     tile = max(TILE // padded, 1)
-    launch(_few_rows, (cdiv(outputs, tile), groups), x.device,
+    launch(_multiply_groups, (cdiv(outputs, tile), groups), x.device,
         x, weight, out, outputs, inputs, x.stride(0), x.stride(1), weight.stride(0), rows, tile, padded,
         num_warps=WARPS,
     )  # fmt: skip
