@@ -1,38 +1,17 @@
 """KV in host memory: a rank's pool on CPU, or the store's slab."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
 from mesh.huge_pages import huge_memory
 from transfer.checksum import Bytes, same, segment_checksum
-from transfer.memory import Done, Run
+from transfer.memory import Check, Done, Pool
 from transfer.segments import Tile
 
-Pool = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
-
-
-class _Copied:
-    """A `Transmission` that has completed."""
-
-    completed = True
-
-    def error(self) -> None:
-        return None
-
-
-class _Mapped:
-    """A `transfer.memory.HostSource` for staging buffers in host memory."""
-
-    def __init__(self, mapped: Bytes) -> None:
-        self._mapped = mapped
-
-    def stage(self, runs: Sequence[Run], staging: Bytes) -> _Copied:
-        for run in runs:
-            staging[run.place : run.place + run.size_bytes] = self._mapped[run.start : run.start + run.size_bytes]
-        return _Copied()
 
 
 class HostMemory:
@@ -69,8 +48,8 @@ class HostMemory:
     def read_staging(self, staging: Bytes, size_bytes: int) -> memoryview:
         return staging[:size_bytes].data
 
-    def host_source(self, mapped: Bytes) -> _Mapped:
-        return _Mapped(mapped)
+    def host_source(self, mapped: Pool) -> "_MappedBlocks":
+        return _MappedBlocks(self, mapped)
 
     def prepare(self, key: bytes) -> None:
         """Nothing needs preparation here."""
@@ -97,13 +76,6 @@ class HostMemory:
             for plane, columns in self._parts():
                 plane[rows] = packed[:, columns]
         return Done(right)
-
-    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Bytes) -> Done[bool]:
-        rows = self._rows_of(first_layer, layer_count, blocks).reshape(layer_count, len(blocks)).T.reshape(-1)
-        packed = staging[: len(rows) * self.piece_bytes].reshape(len(rows), self.piece_bytes)
-        for plane, columns in self._parts():
-            plane[rows] = packed[:, columns]
-        return Done(True)
 
     def copy(self, tile: Tile, block: int, source: "HostMemory", source_block: int) -> None:
         """Copy the tile's layers of a block of another memory to this block.
@@ -140,6 +112,28 @@ class HostMemory:
         assert not blocks or 0 <= min(blocks) <= max(blocks) < self.blocks, "a block outside the memory"
         layers = np.arange(first_layer, first_layer + layer_count, dtype=np.intp) * self._layer_step
         return (layers[:, None] + np.array(blocks, np.intp) * self._block_step).reshape(-1)
+
+
+class _MappedBlocks:
+    """A `transfer.memory.HostSource`: a block is copied once, to its place."""
+
+    def __init__(self, memory: HostMemory, mapped: Pool) -> None:
+        self._memory = memory
+        self._mapped = HostMemory(mapped.transpose(1, 0, 2))
+
+    def copy(
+        self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
+    ) -> Done[bool] | str:
+        for number, (source, block) in enumerate(zip(sources, blocks, strict=True)):
+            self._memory.copy(tile, block, self._mapped, source)
+            # While the processor has it in its caches.
+            refusal = None if check is None else check(number, partial(self._pieces, tile, block))
+            if refusal is not None:
+                return refusal
+        return Done(True)
+
+    def _pieces(self, tile: Tile, block: int) -> list[memoryview]:
+        return [piece.data for piece in self._memory.pieces(tile, block)]
 
 
 def _dense(plane: Pool) -> Pool:

@@ -1,13 +1,13 @@
 """A transfer to this process: what the exchange and a worker's fetches pass to the receiver."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from transfer.block_macs import KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, MacSink
 from transfer.landing import Landing
+from transfer.memory import Pending
 from transfer.segments import Tile
 from transfer.tags import landing_tags
-from transfer.transport import Transmission
 
 # The checksum of the largest segment, 64 MiB, needs half of this.
 _CHECKSUM_MESSAGE_BYTES = 16 << 10
@@ -17,25 +17,13 @@ _MAC_BYTES = 1024 + SALT_BYTES + KEY_ID_BYTES + 32
 _NUMBER_BYTES = 9
 
 
-class Stager(Protocol):
-    """Where an announced segment is copied to a slot from, if its sender does not send it. In the slot it has the
-    layers of its first block, then those of the next.
-    """
-
-    def has(self, incoming: "Incoming", index: int) -> bool:
-        """Whether the segment lies there."""
-        ...
-
-    def stage(self, incoming: "Incoming", index: int, staging: Any) -> Transmission:
-        """Begin to copy the segment, which lies there."""
-        ...
-
-
 class Source(Protocol):
     """Where an announced segment is read without a slot, if its sender does not send it."""
 
-    def take(self, incoming: "Incoming", index: int) -> str | None:
-        """Copy the segment to its blocks. Returns why it must not be used; its blocks then hold anything."""
+    def take(self, incoming: "Incoming", index: int) -> Pending[bool] | str:
+        """Begin to copy the segment to its blocks; the result is whether that succeeded. Or returns why it must not be
+        used; its blocks then hold anything.
+        """
         ...
 
 
@@ -53,16 +41,14 @@ class Incoming(Landing):
         on_end: Callable[["Incoming"], None],
         mac_sink: MacSink | None = None,
         source: Source | None = None,
-        stager: Stager | None = None,
     ) -> None:
         """sizes, deadline: see `Landing`; tag, secret: see `ticket.Ticket`.
 
         on_end: called once by the receiver; from then on nothing writes to the blocks. mac_sink: handles the MACs of
-        its blocks; None between workers. source, stager: where its segments are read, if they are not sent.
+        its blocks; None between workers. source: where its segments are read, if they are not sent.
         """
-        super().__init__(sizes, deadline, with_checksums=source is None and stager is None)
+        super().__init__(sizes, deadline, with_checksums=source is None)
         self.source = source
-        self.stager = stager
         self.tiles = tiles
         self.tag = tag
         self.secret = secret
@@ -79,7 +65,7 @@ class Incoming(Landing):
     @property
     def is_sent(self) -> bool:
         """Whether its sender sends the segments, and does not only announce them."""
-        return self.source is None and self.stager is None
+        return self.source is None
 
     @property
     def max_announcement_bytes(self) -> int:

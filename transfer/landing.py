@@ -16,6 +16,7 @@ DUPLICATE_CHECKSUM = "duplicate_checksum"
 UNKNOWN_SEGMENT = "unknown_segment"
 WRONG_SIZE = "wrong_size"
 WRONG_CHECKSUM = "wrong_checksum"
+NOT_COPIED = "not_copied"
 
 # Why a landing failed: `LandingFailed.reason`.
 CANCELLED = "CANCELLED"

@@ -1,11 +1,17 @@
 """The memory that holds KV, as the transfer thread uses it: a rank's pool on CPU or GPU, or a store's slab."""
 
-from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
-from transfer.checksum import Bytes
-from transfer.transport import Transmission
+import numpy as np
 
+from transfer.segments import Tile
+
+# KV as uint8 [layers, blocks, bytes of a block in a layer].
+Pool: TypeAlias = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
+# Takes the number of a block among those that are copied, and its pieces, which no process changes any more. Returns
+# why they must not be used, or None.
+Check: TypeAlias = Callable[[int, Callable[[], Sequence[memoryview]]], str | None]
 Result = TypeVar("Result", covariant=True)
 
 
@@ -32,19 +38,17 @@ class Done(Generic[Result]):
         return self._result
 
 
-class Run(NamedTuple):
-    """Bytes to copy: where they begin in their source, and where in the buffer that takes them."""
-
-    start: int
-    place: int
-    size_bytes: int
-
-
 class HostSource(Protocol):
-    """Memory that this process has mapped, to copy from into staging buffers."""
+    """Blocks in memory that this process has mapped and another one may write."""
 
-    def stage(self, runs: Sequence[Run], staging: Any) -> Transmission:
-        """Begin to copy these bytes to `staging`, which the copies use until they have completed."""
+    def copy(
+        self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
+    ) -> Pending[bool] | str:
+        """Begin to copy the tile's layers of these blocks to `blocks` of the KV memory, one to one. The result is
+        whether that succeeded. Work that begins after completion sees them.
+
+        Returns instead what `check` returned of a block, if that is not None: `blocks` then hold anything.
+        """
         ...
 
 
@@ -69,8 +73,8 @@ class KvMemory(Protocol):
         """The first bytes of a staging buffer, for the host to read at once: what was gathered or received there."""
         ...
 
-    def host_source(self, mapped: Bytes) -> HostSource:
-        """Prepare to copy from this memory, which another process may write. Raises OSError if that cannot be."""
+    def host_source(self, mapped: Pool) -> HostSource:
+        """Prepare to copy from these blocks, [blocks, layers, piece_bytes]. Raises OSError if that cannot be."""
         ...
 
     def prepare(self, key: bytes) -> None:
@@ -93,12 +97,6 @@ class KvMemory(Protocol):
         they do.
 
         If they do not, nothing is written. Work that begins after completion sees the pieces.
-        """
-        ...
-
-    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any) -> Pending[bool]:
-        """Copy the pieces from the start of `staging` to the blocks, whatever they are: there the layers of the first
-        block come first, then those of the next. The result is True. Work that begins after completion sees them.
         """
         ...
 

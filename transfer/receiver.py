@@ -7,7 +7,15 @@ from functools import partial
 from typing import Any
 
 from transfer.incoming import Incoming, Source
-from transfer.landing import DEADLINE_EXCEEDED, NOT_BELIEVED, SENDER_LOST, WRONG_CHECKSUM, WRONG_SIZE, Phase
+from transfer.landing import (
+    DEADLINE_EXCEEDED,
+    NOT_BELIEVED,
+    NOT_COPIED,
+    SENDER_LOST,
+    WRONG_CHECKSUM,
+    WRONG_SIZE,
+    Phase,
+)
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending, staged_pieces
 from transfer.origin import LocalTcp
@@ -32,7 +40,7 @@ class _Receive:
 
 @dataclass(eq=False)
 class _Copy:
-    """A segment that is being verified and copied to its blocks."""
+    """A segment that is being copied to its blocks, and verified if it was sent."""
 
     incoming: Incoming
     index: int
@@ -67,8 +75,8 @@ class Receiver:
         self._open: set[Incoming] = set()
         # Keyed by each of their tags.
         self._by_tag: dict[int, Incoming] = {}
-        # Segments that wait for a slot, with their messages; None if they are not sent.
-        self._waiting: deque[tuple[Incoming, int, Arrival | None]] = deque()
+        # Segments that wait for a slot, with their messages.
+        self._waiting: deque[tuple[Incoming, int, Arrival]] = deque()
         self._receives: list[_Receive] = []
         self._verifiable: deque[tuple[Incoming, int]] = deque()
         # In order of completion.
@@ -103,17 +111,14 @@ class Receiver:
     def _segment_arrived(self, incoming: Incoming, index: int, arrival: Arrival) -> None:
         reason = incoming.arrive(index, arrival.size_bytes)
         if reason is None:
-            self._begin(incoming, index, arrival)
+            self._waiting.append((incoming, index, arrival))
+            # Start at once, before anything else: the bytes take longest.
+            self._start_receives()
             return
         self._refused.add(reason)
         self._transport.discard(arrival)
         if reason == WRONG_SIZE:
             self.give_up(incoming, NOT_BELIEVED, "a segment came with a wrong size")
-
-    def _begin(self, incoming: Incoming, index: int, arrival: Arrival | None) -> None:
-        self._waiting.append((incoming, index, arrival))
-        # Start at once, before anything else: the bytes take longest.
-        self._start_receives()
 
     def _announced(self, incoming: Incoming, sealed: bytes) -> None:
         """Handle an announcement: a segment's checksum, and the MACs of its blocks."""
@@ -121,7 +126,7 @@ class Receiver:
             # The transfer ended meanwhile.
             return
         announcement = unseal(Kind.ANNOUNCEMENT, incoming.secret, sealed, Announcement)
-        reason = WRONG_MAC if announcement is None else self._refusal_of(incoming, announcement)
+        reason = WRONG_MAC if announcement is None else incoming.announce(announcement)
         if reason is not None:
             self._refused.add(reason)
         if reason == WRONG_SIZE:
@@ -129,17 +134,9 @@ class Receiver:
         elif announcement is not None and reason is None:
             if incoming.source is not None:
                 incoming.refer(announcement.segment)
-            elif incoming.stager is not None and incoming.arrive(announcement.segment, announcement.size_bytes) is None:
-                self._begin(incoming, announcement.segment, None)
             incoming.transports.add(announcement.transport)
             self._local_tcp.see(announcement.origin, announcement.transport, announcement.size_bytes)
             self._verify_later(incoming, announcement.segment)
-
-    def _refusal_of(self, incoming: Incoming, announcement: Announcement) -> str | None:
-        reason = incoming.announce(announcement)
-        if reason is None and incoming.stager is not None and not incoming.stager.has(incoming, announcement.segment):
-            return WRONG_SIZE
-        return reason
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:
         """Give up a transfer. `on_end` is called now, unless it was called before. Later messages are dropped."""
@@ -159,24 +156,17 @@ class Receiver:
         while self._waiting:
             incoming, index, arrival = self._waiting[0]
             if incoming.ended:
-                if arrival is not None:
-                    self._transport.discard(arrival)
+                self._transport.discard(arrival)
             else:
                 slot = self._slots.acquire(Direction.RECEIVING)
                 if slot is None:
                     break
                 incoming.receive(index, slot)
-                transmission = self._receive(incoming, index, arrival, self._staging[slot])
+                transmission = self._transport.receive(arrival, self._staging[slot][: arrival.size_bytes])
                 self._receives.append(_Receive(incoming, index, slot, transmission))
             self._waiting.popleft()
             started = True
         return started
-
-    def _receive(self, incoming: Incoming, index: int, arrival: Arrival | None, staging: Any) -> Transmission:
-        if arrival is not None:
-            return self._transport.receive(arrival, staging[: arrival.size_bytes])
-        assert incoming.stager is not None
-        return incoming.stager.stage(incoming, index, staging)
 
     def _finish_receives(self) -> bool:
         done = [receive for receive in self._receives if receive.transmission.completed]
@@ -216,13 +206,13 @@ class Receiver:
         return True
 
     def _take(self, incoming: Incoming, index: int, source: Source) -> None:
-        """Copy a segment from where it lies with its sender."""
-        refusal = source.take(incoming, index)
-        if refusal is None:
-            self._landed(incoming, index)
-            return
-        self._refused.add(refusal)
-        self.give_up(incoming, NOT_BELIEVED, f"what was read from the sender's memory is refused: {refusal}")
+        """Begin to copy a segment from where it lies with its sender."""
+        taken = source.take(incoming, index)
+        if isinstance(taken, str):
+            self._refused.add(taken)
+            self.give_up(incoming, NOT_BELIEVED, f"what was read from the sender's memory is refused: {taken}")
+        else:
+            self._copies.append(_Copy(incoming, index, taken))
 
     def _begin_copy(self, incoming: Incoming, index: int) -> None:
         """Verify a segment in its slot, and copy it to its blocks."""
@@ -234,10 +224,7 @@ class Receiver:
         tile = incoming.tiles[index]
         blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
         layers, staging = (tile.first_layer, tile.layer_count), self._staging[incoming.slot(index)]
-        if incoming.is_sent:
-            landed = self._memory.land(*layers, blocks, staging, incoming.secret, incoming.checksum(index))
-        else:
-            landed = self._memory.place(*layers, blocks, staging)
+        landed = self._memory.land(*layers, blocks, staging, incoming.secret, incoming.checksum(index))
         self._copies.append(_Copy(incoming, index, landed))
 
     def _refusal_of_macs(self, incoming: Incoming, index: int) -> str | None:
@@ -249,10 +236,7 @@ class Receiver:
     def _pieces(self, incoming: Incoming, index: int) -> list[memoryview]:
         """A segment's pieces in its slot, layer by layer."""
         tile = incoming.tiles[index]
-        staged = staged_pieces(self._memory, self._staging[incoming.slot(index)], self._size(tile))
-        if incoming.is_sent:
-            return staged
-        return [piece for layer in range(tile.layer_count) for piece in staged[layer :: tile.layer_count]]
+        return staged_pieces(self._memory, self._staging[incoming.slot(index)], self._size(tile))
 
     def _end_verified(self) -> bool:
         ended = False
@@ -263,18 +247,18 @@ class Receiver:
 
     def _end_copy(self, copy: _Copy) -> None:
         incoming = copy.incoming
-        if not copy.landed.result():
+        if copy.landed.result():
+            slot = incoming.land(copy.index)
+            if slot is not None:
+                self._slots.release(slot)
+            self._received_bytes.add(incoming.transport, self._size(incoming.tiles[copy.index]))
+            self._end_if_over(incoming)
+        elif incoming.is_sent:
             self._refused.add(WRONG_CHECKSUM)
             self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
-            return
-        self._landed(incoming, copy.index)
-
-    def _landed(self, incoming: Incoming, index: int) -> None:
-        slot = incoming.land(index)
-        if slot is not None:
-            self._slots.release(slot)
-        self._received_bytes.add(incoming.transport, self._size(incoming.tiles[index]))
-        self._end_if_over(incoming)
+        else:
+            self._refused.add(NOT_COPIED)
+            self.give_up(incoming, NOT_BELIEVED, "the sender's memory could not be copied")
 
     def _size(self, tile: Tile) -> int:
         return tile.pieces * self._memory.piece_bytes

@@ -60,20 +60,20 @@ class BlockMac(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
-    """What the sender announces for each segment. Of those that are sent, the receiver copies to live blocks only bytes
-    with this checksum.
-    """
+    """What the sender announces for each segment."""
 
     segment: int
     size_bytes: int
-    checksum: bytes
+    # The receiver copies to live blocks only bytes with this checksum. Empty for `sources`, of which nothing is hashed:
+    # both processes read the same memory.
+    checksum: bytes = b""
     # UCX transport that the segment used; only the sender's endpoint knows it.
-    transport: str
+    transport: str = ""
     # MACs of the segment's blocks, if they go to or come from a store; empty between workers.
     macs: tuple[BlockMac | None, ...] = ()
     # Where the sender runs; None if it was told which transports to use.
     origin: Origin | None = None
-    # The blocks of the sender's memory, if the segment is read there. `checksum` is then empty.
+    # The blocks of the sender's memory, if the segment is read there.
     sources: tuple[int, ...] = ()
 
 

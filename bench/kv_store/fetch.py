@@ -8,8 +8,11 @@ them; the worker verifies and scatters them. "Checked" is a worker that also che
 array copied to another by one thread, the ceiling; bare is one sent to another over UCX, in messages of a slot's size.
 All alternate within one run; figures are medians, and ratios are medians over the rounds.
 
-With --gpu the worker's blocks are on that GPU: what is mapped is copied to a slot there, and page-locked as it is first
-read. Copy is one from page-locked memory to the GPU, and there is no bare.
+With --gpu the worker's blocks are on that GPU: the GPU copies what is mapped, which is page-locked as it is first read.
+Copy is one from page-locked memory to the GPU, and there is no bare. "By blocks" is as many bytes as the fetch copies
+them, a block with all its layers at a time, from page-locked memory too. A line says where the time of mapped fetches
+goes, in ms; "in calls" includes page-locking the first time, and checking MACs. The last line is the question of a
+scheduler, over gRPC, how much of the chain the store has.
 """
 
 import argparse
@@ -30,15 +33,19 @@ from typing import Any
 import numpy as np
 import psutil
 import uvloop
-from deepmesh.internal.v1 import kvstore_pb2_grpc
+from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from bench.kv_push.bare import BareReceiver, BareSender
 from bench.kv_store.lookup import processor_seconds
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
 from mesh.channel import Channels
+from mesh.domain import worker_wire
 from transfer.config import TransferConfig
+from transfer.events import Fetched
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory
+from transfer.segments import Tile
+from transfer.shared_memory import SharedMemory
 from transfer.tuning import tune_for_gpu_transfers
 
 # A block in one layer: 64 tokens of DeepSeek's latent in bf16.
@@ -82,6 +89,7 @@ async def compare(config: TransferConfig, layers: int, blocks: int, rounds: int,
         settings["transfer.transports"] = f"'{config.transports}'"
     seconds: list[dict[str, float]] = []
     used: defaultdict[str, float] = defaultdict(float)
+    parts: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
     async with (
         store_process(settings) as endpoint,
         Channels().open(endpoint) as channel,
@@ -90,7 +98,7 @@ async def compare(config: TransferConfig, layers: int, blocks: int, rounds: int,
     ):
         store = next(each for each in psutil.Process().children() if "kvstore" in each.cmdline())
         await offer_all(worker, client, kvstore_pb2_grpc.KvStoreServiceStub(channel), chain)
-        target, copy_seconds = random.sample(range(blocks, 2 * blocks), blocks), pools[0].copier(right)
+        target, copies = random.sample(range(blocks, 2 * blocks), blocks), pools[0].copiers(right)
         with ExitStack() as stack:
             peer = (
                 None
@@ -98,16 +106,19 @@ async def compare(config: TransferConfig, layers: int, blocks: int, rounds: int,
                 else stack.enter_context(bare_peer(config, size_bytes))
             )
             for _ in range(rounds + 1):
-                taken = {"copy": copy_seconds()}
+                taken = {name: copy() for name, copy in copies.items()}
                 # Each runs in a thread, so that the event loop can renew the session meanwhile.
                 if peer is not None:
                     taken["bare"] = await asyncio.to_thread(peer[0].receive, peer[1])
-                for name, each in (("fetch", trusting), ("checked fetch", worker)):
-                    before = processor_seconds(store)
+                for name, each, pool in (("fetch", trusting, pools[1]), ("checked fetch", worker, pools[0])):
+                    before, began = processor_seconds(store), time.perf_counter()
                     fetched = await asyncio.to_thread(each.fetch, client.attached[0], chain, target)
+                    ended = time.perf_counter()
                     assert fetched.blocks == blocks, fetched
                     taken[name], used[name] = fetched.seconds, used[name] + processor_seconds(store) - before
+                    parts[name].append(pool.parts(began, ended, fetched))
                 seconds.append(taken)
+            asked = await asked_seconds(kvstore_pb2_grpc.KvStoreServiceStub(channel), worker, chain, rounds)
     for pool in pools:
         assert (pool.read(target) == right).all()
     transport = max(trusting.agent.counters().received_bytes)
@@ -116,6 +127,27 @@ async def compare(config: TransferConfig, layers: int, blocks: int, rounds: int,
     first = ", ".join(f"{name} {size_bytes / seconds[0][name] / 1e9:.2f}" for name in used)
     sys.stdout.write(f"{transport:6} the first of each: {first} GB/s\n")
     report(transport, size_bytes, seconds[1:], {name: used[name] / len(seconds) for name in used})
+    for name, each_round in parts.items():
+        if each_round[0]:
+            # Imported here, because it needs a GPU.
+            from bench.kv_store.fetch_parts import in_one_line
+
+            sys.stdout.write(in_one_line(f"{transport:6} first {name}", each_round[:1]) + "\n")
+            sys.stdout.write(in_one_line(f"{transport:6} {name}", each_round[1:]) + "\n")
+    sys.stdout.write(f"{transport:6} a scheduler's question {asked * 1e3:.2f} ms\n")
+
+
+async def asked_seconds(stub: Any, worker: KvWorker, chain: Sequence[bytes], rounds: int) -> float:
+    """The median time of asking a store over gRPC how much of a chain it has."""
+    request = kvstore_pb2.MatchPrefixRequest(
+        kv_namespace=worker_wire.namespace_message(worker.namespace), block_hashes=chain
+    )
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        await stub.MatchPrefix(request)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
 
 
 class HostPool:
@@ -130,8 +162,12 @@ class HostPool:
     def read(self, blocks: Sequence[int]) -> np.ndarray[Any, Any]:
         return self._array[:, blocks]
 
-    def copier(self, values: np.ndarray[Any, Any]) -> Callable[[], float]:
-        """A function that copies as many bytes at once and returns how many seconds that took."""
+    def parts(self, began: float, ended: float, fetched: Fetched) -> dict[str, float]:
+        """Where the time of the last fetch went, if that is known here."""
+        return {}
+
+    def copiers(self, values: np.ndarray[Any, Any]) -> dict[str, Callable[[], float]]:
+        """Functions that copy as many bytes and return how many seconds that took, by name."""
         source, target = self._array[:, : values.shape[1]], np.zeros_like(values)
 
         def copy() -> float:
@@ -139,7 +175,7 @@ class HostPool:
             target[:] = source
             return time.perf_counter() - began
 
-        return copy
+        return {"copy": copy}
 
 
 class GpuPool:
@@ -148,15 +184,19 @@ class GpuPool:
         tune_for_gpu_transfers()
 
     def place(self, array: np.ndarray[Any, Any]) -> KvMemory:
-        # Both are imported here, because they need a GPU.
+        # Imported here, because they need a GPU.
         import torch
 
-        from engine.runner.device_memory import DeviceMemory
+        from bench.kv_store.fetch_parts import TimedDeviceMemory
 
         self._torch = torch
         layers, blocks, piece_bytes = array.shape
         self._pool = torch.zeros((layers, blocks, piece_bytes), dtype=torch.uint8, device="cuda")
-        return DeviceMemory(self._pool.view(layers, blocks, 64, -1))
+        self._memory = TimedDeviceMemory(self._pool.view(layers, blocks, 64, -1))
+        return self._memory
+
+    def parts(self, began: float, ended: float, fetched: Fetched) -> dict[str, float]:
+        return self._memory.log.parts(began, ended, fetched)
 
     def write(self, values: np.ndarray[Any, Any]) -> None:
         self._pool[:, : values.shape[1]] = self._torch.from_numpy(values).cuda()
@@ -166,17 +206,29 @@ class GpuPool:
         read: np.ndarray[Any, Any] = self._pool[:, list(blocks)].cpu().numpy()
         return read
 
-    def copier(self, values: np.ndarray[Any, Any]) -> Callable[[], float]:
-        source = self._torch.from_numpy(values).pin_memory()
-        target = self._torch.empty_like(source, device="cuda")
+    def copiers(self, values: np.ndarray[Any, Any]) -> dict[str, Callable[[], float]]:
+        from engine.runner.device_source import DeviceSource
 
-        def copy() -> float:
+        torch, (layers, blocks, _) = self._torch, values.shape
+        source = torch.from_numpy(values).pin_memory()
+        target = torch.empty_like(source, device="cuda")
+        # As a store has them. The first copy page-locks them.
+        shared = SharedMemory(values.nbytes).array.reshape(blocks, layers, -1)
+        shared[:] = values.transpose(1, 0, 2)
+        rows = DeviceSource(shared, [target], torch.cuda.current_stream())
+
+        def timed(copy: Callable[[], object]) -> float:
+            torch.cuda.synchronize()
             began = time.perf_counter()
-            target.copy_(source, non_blocking=True)
-            self._torch.cuda.synchronize()
+            copy()
+            torch.cuda.synchronize()
             return time.perf_counter() - began
 
-        return copy
+        tile, every = Tile(0, layers, 0, blocks), range(blocks)
+        return {
+            "copy": lambda: timed(lambda: target.copy_(source, non_blocking=True)),
+            "by blocks": lambda: timed(lambda: rows.copy(tile, every, every)),
+        }
 
 
 def report(transport: str, size_bytes: int, rounds: list[dict[str, float]], used: dict[str, float]) -> None:

@@ -8,8 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from mesh.huge_pages import huge_memory
-from transfer.host_memory import Pool
-from transfer.memory import Done, Pending
+from transfer.memory import Done, Pending, Pool
 
 
 class HostSlots(Protocol):

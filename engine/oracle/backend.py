@@ -25,7 +25,8 @@ from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import PromptPace, WorkerSpeed
-from transfer.host_memory import HostMemory, Pool
+from transfer.host_memory import HostMemory
+from transfer.memory import Pool
 
 DEFAULT_BLOCKS = 16384
 # Shifts and masks cost numpy a quarter of what division does.

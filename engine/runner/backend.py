@@ -50,8 +50,8 @@ from kernels.host_copy import to_indices
 from mesh.domain.workers import WorkerSpeed
 from mesh.observe import span
 from mesh.start_times import StartTimes
-from transfer.host_memory import HostMemory, Pool
-from transfer.memory import KvMemory
+from transfer.host_memory import HostMemory
+from transfer.memory import KvMemory, Pool
 
 _log = logging.getLogger("deepmesh.engine")
 

@@ -11,7 +11,8 @@ from engine.runner.device_source import DeviceSource
 from kernels.kv_copy.segment import SegmentBuffer, Table
 from kernels.kv_copy.xxh3 import seeded_table
 from mesh.errors import EngineFailed
-from transfer.checksum import Bytes, seed_of
+from transfer.checksum import seed_of
+from transfer.memory import HostSource, Pool
 
 # How many transfers' tables are kept: about as many as are open at a time.
 _KEPT_TABLES = 256
@@ -117,8 +118,8 @@ class DeviceMemory:
         self._stream.synchronize()
         return copied.numpy().data
 
-    def host_source(self, mapped: Bytes) -> DeviceSource:
-        return DeviceSource(mapped, self._stream)
+    def host_source(self, mapped: Pool) -> HostSource:
+        return DeviceSource(mapped, self._planes, self._stream)
 
     def prepare(self, key: bytes) -> None:
         self._table(key)
@@ -142,11 +143,6 @@ class DeviceMemory:
         staging.segment.land(first_layer, layer_count, blocks, self._table(key), checksum)
         staging.done.record(self._stream)
         return _Landed(staging)
-
-    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: DeviceSlot) -> "_Placed":
-        staging.segment.place(first_layer, layer_count, blocks)
-        staging.done.record(self._stream)
-        return _Placed(staging)
 
 
 class _Enqueued:
@@ -173,12 +169,6 @@ class _Landed(_Enqueued):
         """To be called before the slot's next job."""
         self._slot.done.synchronize()
         return self._slot.segment.landed()
-
-
-class _Placed(_Enqueued):
-    def result(self) -> bool:
-        self._slot.done.synchronize()
-        return True
 
 
 def _table_of(key: bytes) -> Table:

@@ -1,49 +1,116 @@
 """Memory that another process shares, as a GPU copies from it."""
 
+import logging
+import math
+import mmap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
+import numpy as np
 import torch
 from cuda.bindings import driver
 
 from engine.runner.locked_regions import LockedRegions
-from transfer.checksum import Bytes
-from transfer.memory import Run
+from transfer.memory import Check, Pool
+from transfer.segments import Tile
 
-if TYPE_CHECKING:
-    from engine.runner.device_memory import DeviceSlot
+Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+_log = logging.getLogger("deepmesh.engine")
 
-# Each is locked by a call that the transfer thread waits for. A multiple of all pages' sizes.
+# About so much is locked by a call, for which the transfer thread waits.
 REGION_BYTES = 64 << 20
+# The longest distance between two rows of a copy: CU_DEVICE_ATTRIBUTE_MAX_PITCH of all cards so far.
+MOST_PITCH = (1 << 31) - 1
 
 
 class DeviceSource:
-    """A `transfer.memory.HostSource`: copies are queued on one stream, and use no processor."""
+    """A `transfer.memory.HostSource` for a pool on a GPU. A block's layers lie one after the other in the source, and
+    far apart in the pool: a copy of rows takes them all. Copies are queued on one stream, and use no processor.
+    """
 
-    def __init__(self, mapped: Bytes, stream: torch.cuda.Stream) -> None:
-        """mapped: memory whose pages can be written, although nothing here writes them. Raises OSError if CUDA cannot
-        page-lock it.
+    def __init__(self, mapped: Pool, planes: Sequence[torch.Tensor], stream: torch.cuda.Stream) -> None:
+        """mapped: [blocks, layers, bytes], whose pages can be written, although nothing here writes them; planes: of
+        the pool, [layers, blocks, ...] contiguous: a piece has a part in each. Raises OSError if CUDA cannot page-lock
+        it.
         """
-        self._address = mapped.ctypes.data
+        _, layers, self._piece_bytes = mapped.shape
+        self._mapped = mapped
+        self._planes = [_Plane(plane) for plane in planes]
         self._stream = stream
+        self._block_bytes = layers * self._piece_bytes
         # They are given back when the last reference to the source goes, so they must not refer to it.
         locks = _PageLocks(mapped)
-        self._regions = LockedRegions(len(mapped), locks.lock, REGION_BYTES)
-        self._regions.lock(0)
+        self._regions = LockedRegions(mapped.nbytes, locks.lock, _region_bytes(self._block_bytes))
+        self._regions.lock_at(0)
         if not locks.starts:
             raise OSError(f"CUDA cannot page-lock it ({locks.status.name})")
 
-    def stage(self, runs: Sequence[Run], staging: "DeviceSlot") -> "_Staging":
-        target, error = staging.tensor.data_ptr(), None
-        for run in runs:
-            for part in self._regions.split(run):
-                (status,) = driver.cuMemcpyHtoDAsync(
-                    target + part.place, self._address + part.start, part.size_bytes, self._stream.cuda_stream
-                )
-                if status != driver.CUresult.CUDA_SUCCESS:
-                    error = f"the GPU cannot copy it ({status.name})"
-        staging.done.record(self._stream)
-        return _Staging(staging, self, error)
+    def copy(
+        self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
+    ) -> "_Copied | str":
+        copied, private = True, []
+        for number, (source, block) in enumerate(zip(sources, blocks, strict=True)):
+            if check is None:
+                self._regions.lock_at(source * self._block_bytes)
+                found = self._layers_of(tile, source)
+            else:
+                # The block's owner could change it between the check and the copy.
+                found = self._own_copy(self._layers_of(tile, source))
+                private.append(found)
+                refusal = check(number, partial(_pieces, found))
+                if refusal is not None:
+                    # Nothing is written to the blocks once the caller knows.
+                    self._stream.synchronize()
+                    return refusal
+            copied &= self._copy_rows(tile, found.ctypes.data, block)
+        return _Copied(self._stream.record_event(), copied, (self, private))
+
+    def _layers_of(self, tile: Tile, source: int) -> Rows:
+        """[layer_count, piece_bytes]"""
+        layers: Rows = self._mapped[source, tile.first_layer : tile.first_layer + tile.layer_count]
+        return layers
+
+    def _own_copy(self, found: Rows) -> Rows:
+        """A copy that CUDA can read by itself."""
+        own: Rows = torch.empty(found.shape, dtype=torch.uint8, pin_memory=self._planes[0].on_gpu).numpy()
+        own[:] = found
+        return own
+
+    def _copy_rows(self, tile: Tile, address: int, block: int) -> bool:
+        """Queue copies of a block's layers, which lie at this address one after the other. Returns whether that went
+        well.
+        """
+        statuses, inside = [], 0
+        for plane in self._planes:
+            statuses += plane.copy(tile, address + inside, self._piece_bytes, block, self._stream.cuda_stream)
+            inside += plane.piece_bytes
+        failed = [status for status in statuses if status != driver.CUresult.CUDA_SUCCESS]
+        if failed:
+            _log.warning("a store's block was not copied", extra={"fields": {"status": failed[0].name}})
+        return not failed
+
+
+class _Plane:
+    """A part of each block of the pool."""
+
+    def __init__(self, plane: torch.Tensor) -> None:
+        self._address = plane.data_ptr()
+        self._blocks = plane.shape[1]
+        self.on_gpu = plane.is_cuda
+        self.piece_bytes = plane[0, 0].numel() * plane.itemsize
+
+    def copy(self, tile: Tile, address: int, pitch: int, block: int, stream: int) -> list[driver.CUresult]:
+        """Queue a copy of rows to the tile's layers of a block. pitch: bytes from a row to the next."""
+        layer_bytes = self._blocks * self.piece_bytes
+        target = self._address + tile.first_layer * layer_bytes + block * self.piece_bytes
+        if layer_bytes > MOST_PITCH:
+            places = ((target + layer * layer_bytes, address + layer * pitch) for layer in range(tile.layer_count))
+            return [driver.cuMemcpyHtoDAsync(*place, self.piece_bytes, stream)[0] for place in places]
+        rows = driver.CUDA_MEMCPY2D()
+        rows.srcMemoryType, rows.srcHost, rows.srcPitch = driver.CUmemorytype.CU_MEMORYTYPE_HOST, address, pitch
+        rows.dstMemoryType, rows.dstDevice = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE, target
+        rows.dstPitch, rows.WidthInBytes, rows.Height = layer_bytes, self.piece_bytes, tile.layer_count
+        return [driver.cuMemcpy2DAsync(rows, stream)[0]]
 
 
 class _PageLocks:
@@ -54,7 +121,7 @@ class _PageLocks:
         status: of the last call.
     """
 
-    def __init__(self, mapped: Bytes) -> None:
+    def __init__(self, mapped: Pool) -> None:
         self._mapped = mapped
         self._address = mapped.ctypes.data
         self.starts: list[int] = []
@@ -70,19 +137,30 @@ class _PageLocks:
             driver.cuMemHostUnregister(self._address + start)
 
 
-class _Staging:
-    """A `transfer.transport.Transmission`."""
+class _Copied:
+    """A `transfer.memory.Pending`."""
 
-    def __init__(self, slot: "DeviceSlot", source: DeviceSource, error: str | None) -> None:
-        self._slot = slot
-        # Its memory stays until the copy has completed.
-        self._source = source
-        self._error = error
+    def __init__(self, done: torch.cuda.Event, copied: bool, read: object) -> None:
+        """read: what keeps the memory that is read, until the copies have completed."""
+        self._done = done
+        self._copied = copied
+        self._read = read
 
     @property
     def completed(self) -> bool:
-        completed: bool = self._slot.done.query()
+        completed: bool = self._done.query()
         return completed
 
-    def error(self) -> str | None:
-        return self._error
+    def result(self) -> bool:
+        self._done.synchronize()
+        return self._copied
+
+
+def _pieces(rows: Rows) -> list[memoryview]:
+    return [row.data for row in rows]
+
+
+def _region_bytes(block_bytes: int) -> int:
+    """A size of regions of which each begins with a page and a block: CUDA copies no range that lies in two."""
+    whole = math.lcm(block_bytes, mmap.PAGESIZE)
+    return whole * max(1, REGION_BYTES // whole)

@@ -16,8 +16,8 @@ from engine.exchange.interface import RankExchange
 from engine.moves.host_slots import HostSlots
 from engine.parallel.layout import Group
 from kernels.host_copy import to_device
-from transfer.checksum import Bytes
-from transfer.memory import Done, HostSource, KvMemory, Pending
+from transfer.memory import Check, Done, HostSource, KvMemory, Pending, Pool
+from transfer.segments import Tile
 
 _FIRST = 0
 
@@ -108,8 +108,8 @@ def _to_compute(row: Row) -> Row:
 
 
 class _WatchedMemory:
-    """A KvMemory that notes what is written to it. The transfer thread calls `land` and `place`. The other attributes
-    are read once, before that thread starts.
+    """A KvMemory that notes what is written to it, by the transfer thread. The other attributes are read once, before
+    that thread starts.
     """
 
     def __init__(self, memory: KvMemory, landings: deque[tuple[LandedKv, Pending[object]]]) -> None:
@@ -127,8 +127,8 @@ class _WatchedMemory:
     def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
         return self._memory.read_staging(staging, size_bytes)
 
-    def host_source(self, mapped: Bytes) -> HostSource:
-        return self._memory.host_source(mapped)
+    def host_source(self, mapped: Pool) -> HostSource:
+        return _WatchedSource(self._memory.host_source(mapped), self._landings)
 
     def prepare(self, key: bytes) -> None:
         self._memory.prepare(key)
@@ -145,10 +145,22 @@ class _WatchedMemory:
         self._landings.append((LandedKv(first_layer, layer_count, list(blocks)), pending))
         return pending
 
-    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any) -> Pending[bool]:
-        pending = self._memory.place(first_layer, layer_count, blocks, staging)
-        self._landings.append((LandedKv(first_layer, layer_count, list(blocks)), pending))
-        return pending
+
+class _WatchedSource:
+    """A HostSource that notes which blocks it writes to."""
+
+    def __init__(self, source: HostSource, landings: deque[tuple[LandedKv, Pending[object]]]) -> None:
+        self._source = source
+        self._landings = landings
+
+    def copy(
+        self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
+    ) -> Pending[bool] | str:
+        copied = self._source.copy(tile, sources, blocks, check)
+        # What is refused is read by no batch.
+        if not isinstance(copied, str):
+            self._landings.append((LandedKv(tile.first_layer, tile.layer_count, list(blocks)), copied))
+        return copied
 
 
 class _WatchedSlots:

@@ -45,27 +45,14 @@ class SegmentBuffer:
 
         table: from `xxh3.seeded_table`.
         """
-        self._set_job(first_layer, layers, blocks)
-        self._job[triton.JOB_TABLE : triton.JOB_WRONG] = table
+        self._set_job(first_layer, layers, blocks, table)
         self._gather()
 
     def land(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table, hashes: bytes) -> None:
         """Copy staging to these blocks, which are distinct, if it has these hashes. Other arguments as for `gather`."""
-        self._set_job(first_layer, layers, blocks)
-        self._job[triton.JOB_TABLE : triton.JOB_WRONG] = table
+        self._set_job(first_layer, layers, blocks, table)
         self._job[triton.JOB_HASHES : triton.JOB_HASHES + len(hashes) // 8] = np.frombuffer(hashes, np.int64)
         self._land()
-
-    def place(self, first_layer: int, layers: int, blocks: Sequence[int]) -> None:
-        """Copy staging to these blocks, which are distinct, whatever it holds. Here it has the layers of the first
-        block, then those of the next.
-        """
-        rows = (first_layer + np.arange(layers)) * self._planes[0].shape[1] + np.array(blocks, np.int64)[:, None]
-        # The layers of a pool lie one after the other, so its blocks of all layers are blocks of one.
-        self._set_job(0, 1, rows.reshape(-1))
-        # Launched as it is: only workers that map a store's memory need it, and their segments are large.
-        triton.launch_job(self._pinned, self._device_job)
-        triton.launch_scatter(self._planes, self._staged, self._device_job)
 
     def hashes(self) -> bytes:
         """XXH3's 64-bit hash of each 64 KiB that was gathered, and of the rest: 8 bytes each, little-endian.
@@ -86,11 +73,12 @@ class SegmentBuffer:
         triton.launch_hashes(self._planes, self._staged, self._pinned, self._device_job, self._sums, gather=False)
         triton.launch_scatter(self._planes, self._staged, self._device_job)
 
-    def _set_job(self, first_layer: int, layers: int, blocks: Sequence[int] | Table) -> None:
+    def _set_job(self, first_layer: int, layers: int, blocks: Sequence[int], table: Table) -> None:
         job, count = self._job, len(blocks)
         job[triton.JOB_FIRST_LAYER] = first_layer
         job[triton.JOB_BLOCK_COUNT] = count
         job[triton.JOB_SIZE] = layers * count * self._piece_bytes
+        job[triton.JOB_TABLE : triton.JOB_WRONG] = table
         job[triton.JOB_WRONG] = 0
         job[self._job_blocks : self._job_blocks + count] = blocks
 

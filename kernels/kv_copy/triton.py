@@ -225,11 +225,6 @@ def _scatter(
         tl.store(stored[:, None] + column, found, mask=inside)
 
 
-def launch_job(pinned: torch.Tensor, job: torch.Tensor) -> None:
-    """Copy a job from pinned memory of the host to the device: int64, see above."""
-    _take_job[(cdiv(job.shape[0], 512),)](pinned, job, job.shape[0], 512, num_warps=4)
-
-
 def launch_hashes(
     planes: Sequence[torch.Tensor],
     staging: torch.Tensor,
@@ -245,7 +240,7 @@ def launch_hashes(
     job, sums: int64, see above. The job is read from pinned memory of the host, where the results are reported too;
     `job` is the device's copy of it.
     """
-    launch_job(pinned, job)
+    _take_job[(cdiv(job.shape[0], 512),)](pinned, job, job.shape[0], 512, num_warps=4)
     chunks = cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
     _sum_parts[(cdiv(staging.shape[0], WORDS),)](
         planes[0], planes[-1], staging, job, job[JOB_HASHES + chunks :], sums, planes[0].shape[1],
@@ -261,7 +256,7 @@ def launch_hashes(
 
 
 def launch_scatter(planes: Sequence[torch.Tensor], staging: torch.Tensor, job: torch.Tensor) -> None:
-    """Copy what is staged to the job's blocks if no hash was wrong. Call after `launch_hashes`, or `launch_job`."""
+    """Copy what is staged to the job's blocks if no hash was wrong. Call after `launch_hashes`."""
     chunks = cdiv(8 * staging.shape[0], xxh3.CHUNK_BYTES)
     _scatter[(cdiv(staging.shape[0], WORDS),)](
         planes[0], planes[-1], staging, job, job[JOB_HASHES + chunks :], planes[0].shape[1],

@@ -128,24 +128,3 @@ def test_a_block_of_two_planes_is_one_piece() -> None:
     for plane, target, expected in zip(planes, targets, before, strict=True):
         expected[1:, [4, 0, 2]] = plane[1:, [3, 1, 0]]
         assert torch.equal(target, expected)
-
-
-@pytest.mark.parametrize(
-    ("first_layer", "layers", "blocks"), [(0, 3, [4, 0, 2]), (1, 2, [3]), (2, 1, [0, 1]), (0, 3, [])]
-)
-def test_blocks_with_their_layers_in_a_row_are_placed(first_layer: int, layers: int, blocks: list[int]) -> None:
-    planes = [random_pool(), random_bytes(3 * 5 * BLOCK_TOKENS * 12).view(3, 5, BLOCK_TOKENS, 12)]
-    expected, staging = [plane.clone() for plane in planes], random_bytes(3 * 3 * BLOCK_TOKENS * 48)
-    segment = SegmentBuffer(planes, staging)
-    # A hash that was wrong before says nothing of what is placed.
-    segment.land(0, 1, [1], seeded_table(SEED), bytes(8))
-    settle()
-    assert not segment.landed()
-    segment.place(first_layer, layers, blocks)
-    settle()
-    size = len(blocks) * layers * BLOCK_TOKENS * 48
-    pieces = staging[:size].view(len(blocks), layers, BLOCK_TOKENS * 48).transpose(0, 1)
-    by_plane = pieces.split([BLOCK_TOKENS * 36, BLOCK_TOKENS * 12], 2)
-    for plane, right, columns in zip(planes, expected, by_plane, strict=True):
-        right.flatten(2)[first_layer : first_layer + layers, blocks] = columns
-        assert torch.equal(plane, right)

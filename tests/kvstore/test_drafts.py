@@ -17,12 +17,12 @@ from kvstore.config import KvStoreConfig
 from mesh.blocks import chain_hashes
 from mesh.metrics import KVSTORE_DISK_BLOCKS, STORE_OFFERS
 from tests.support.metric_values import value_of
-from tests.support.slow_memory import PromptMemory
+from tests.support.slow_memory import LateMemory
 from tests.support.stores import store_config
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
-from transfer.host_memory import HostMemory, Pool
-from transfer.memory import KvMemory
+from transfer.host_memory import HostMemory
+from transfer.memory import KvMemory, Pool
 
 BASE_LAYERS, PIECE_BYTES, BLOCKS = 3, 1 << 12, 32
 # A segment holds 4 blocks with draft layers, or 5 without.
@@ -117,7 +117,7 @@ async def test_a_worker_without_drafts_fetches_a_drafting_workers_base_layers(se
         assert await drafting.fetch() == (6, 6)
 
 
-@pytest.mark.parametrize("place", [HostMemory, PromptMemory])
+@pytest.mark.parametrize("place", [HostMemory, LateMemory])
 @pytest.mark.parametrize("secret", [None, SECRET])
 async def test_a_worker_with_drafts_fetches_base_layers_and_adds_drafts(
     secret: bytes | None, place: Callable[[Pool], KvMemory]

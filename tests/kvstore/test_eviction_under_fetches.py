@@ -13,10 +13,10 @@ from mesh.blocks import chain_hashes
 from mesh.metrics import KVSTORE_EVICTED_BLOCKS
 from tests.support.metric_values import value_of
 from tests.support.moving_store import LAYERS, PIECE_BYTES, SMALL_SLOTS
-from tests.support.slow_memory import PromptMemory
+from tests.support.slow_memory import LateMemory
 from tests.support.stores import store_config, store_stub
-from transfer.host_memory import HostMemory, Pool
-from transfer.memory import KvMemory
+from transfer.host_memory import HostMemory
+from transfer.memory import KvMemory, Pool
 
 CHAINS, CHAIN_BLOCKS = 40, 6
 BLOCKS = CHAINS * CHAIN_BLOCKS
@@ -27,8 +27,8 @@ ROOM = 4 * CHAIN_BLOCKS * LAYERS * PIECE_BYTES
 
 @pytest.mark.parametrize(
     ("map_stores", "place"),
-    [(False, HostMemory), (True, HostMemory), (True, PromptMemory)],
-    ids=["sent", "mapped", "staged"],
+    [(False, HostMemory), (True, HostMemory), (True, LateMemory)],
+    ids=["sent", "mapped", "mapped, later"],
 )
 async def test_every_block_fetched_while_others_are_evicted_is_right(
     map_stores: bool, place: Callable[[Pool], KvMemory]

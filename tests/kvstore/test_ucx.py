@@ -28,17 +28,17 @@ from tests.support.moving_store import (
     attached_worker,
     store_and_worker,
 )
-from tests.support.slow_memory import PromptMemory
+from tests.support.slow_memory import LateMemory
 from tests.support.valkey import running_valkey
 from tests.support.waiting import eventually
 from transfer.fetch.fetcher import Fetcher
-from transfer.host_memory import HostMemory, Pool
-from transfer.memory import Done, KvMemory
+from transfer.host_memory import HostMemory
+from transfer.memory import Done, KvMemory, Pool
 from transfer.seal import Kind
 from transfer.ticket import StoreSession
 
 
-@pytest.mark.parametrize("place", [HostMemory, PromptMemory])
+@pytest.mark.parametrize("place", [HostMemory, LateMemory])
 @pytest.mark.parametrize("map_stores", [False, True])
 @pytest.mark.parametrize("blocks", [1, 5, 6, 16])
 async def test_what_one_worker_stored_another_fetches(
@@ -89,7 +89,7 @@ async def test_a_worker_that_cannot_map_the_store_fetches_over_ucx(monkeypatch: 
     async with store_and_worker() as first:
         await first.offer(4)
 
-        def refuse(*_: object) -> None:
+        def refuse(*_: object, **__: object) -> None:
             raise PermissionError("not this user's")
 
         monkeypatch.setattr("transfer.fetch.mapped_slab.map_memory", refuse)

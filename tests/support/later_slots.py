@@ -6,7 +6,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from engine.moves.host_slots import PlainSlots
 from engine.oracle.backend import OracleBackend
-from transfer.host_memory import Pool
+from transfer.memory import Pool
 
 Result = TypeVar("Result", covariant=True)
 Later: TypeAlias = Callable[[Callable[[], None]], None]

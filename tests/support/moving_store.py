@@ -17,8 +17,8 @@ from mesh.domain import worker_wire
 from tests.support.stores import store_config, store_stub
 from tests.support.waiting import eventually
 from transfer.config import TransferConfig
-from transfer.host_memory import HostMemory, Pool
-from transfer.memory import KvMemory
+from transfer.host_memory import HostMemory
+from transfer.memory import KvMemory, Pool
 
 LAYERS, PIECE_BYTES, BLOCKS = 3, 1 << 12, 32
 SMALL_SLOTS = TransferConfig(slot_bytes=1 << 16, slots=4, fetch_seconds=30.0)

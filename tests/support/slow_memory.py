@@ -1,13 +1,13 @@
 """KV memory whose copies complete when a test says so, or when they are waited for."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from transfer.checksum import Bytes
-from transfer.host_memory import HostMemory, Pool
-from transfer.memory import Done, HostSource
+from transfer.host_memory import HostMemory
+from transfer.memory import Check, Done, HostSource, Pool
+from transfer.segments import Tile
 
 
 class Copying:
@@ -45,32 +45,55 @@ class SlowMemory:
     def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
         return self._memory.read_staging(staging, size_bytes)
 
-    def host_source(self, mapped: Bytes) -> HostSource:
-        return self._memory.host_source(mapped)
+    def host_source(self, mapped: Pool) -> "SlowSource":
+        return SlowSource(self, self._memory.host_source(mapped))
 
     def prepare(self, key: bytes) -> None:
         self._memory.prepare(key)
 
     def gather(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes) -> Copying:
-        return self._later(lambda: self._memory.gather(first_layer, layer_count, blocks, staging, key))
+        return self.later(lambda: self._memory.gather(first_layer, layer_count, blocks, staging, key))
 
     def land(
         self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any, key: bytes, checksum: bytes
     ) -> Copying:
-        return self._later(lambda: self._memory.land(first_layer, layer_count, blocks, staging, key, checksum))
+        return self.later(lambda: self._memory.land(first_layer, layer_count, blocks, staging, key, checksum))
 
-    def place(self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: Any) -> Copying:
-        return self._later(lambda: self._memory.place(first_layer, layer_count, blocks, staging))
-
-    def _later(self, copy: Callable[[], Done[Any]]) -> Copying:
+    def later(self, copy: Callable[[], Done[Any]]) -> Copying:
         self.copies.append(Copying(copy))
         return self.copies[-1]
 
 
-class PromptMemory(SlowMemory):
-    """Copies have completed when they have begun. Its blocks are only reached through staging buffers, as a GPU's."""
+class SlowSource:
+    """A `transfer.memory.HostSource` of a SlowMemory. What is checked is copied at once."""
 
-    def _later(self, copy: Callable[[], Done[Any]]) -> Copying:
-        copying = super()._later(copy)
-        copying.result()
-        return copying
+    def __init__(self, memory: SlowMemory, source: HostSource) -> None:
+        self._memory = memory
+        self._source = source
+
+    def copy(
+        self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
+    ) -> Copying | str:
+        if check is None:
+            return self._memory.later(lambda: cast("Done[bool]", self._source.copy(tile, sources, blocks)))
+        copied = self._source.copy(tile, sources, blocks, check)
+        return copied if isinstance(copied, str) else self._memory.later(lambda: Done(True))
+
+
+class LateMemory(SlowMemory):
+    """Copies complete by themselves when they are looked at the second time, as a device's that took a moment."""
+
+    def later(self, copy: Callable[[], Done[Any]]) -> Copying:
+        self.copies.append(LateCopying(copy))
+        return self.copies[-1]
+
+
+class LateCopying(Copying):
+    _looks = 0
+
+    @property
+    def completed(self) -> bool:
+        self._looks += 1
+        if self._looks > 1:
+            self.result()
+        return super().completed

@@ -1,3 +1,5 @@
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 import xxhash
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 
 from transfer.checksum import CHUNK_BYTES, checksum_bytes, seed_of, segment_checksum
 from transfer.host_memory import HostMemory
+from transfer.segments import Tile
 
 LAYERS, BLOCKS = 3, 8
 
@@ -94,11 +97,17 @@ def test_a_piece_is_what_all_planes_hold_of_it() -> None:
         assert (other[1:3][:, [2, 3, 1]] == plane[1:3][:, [4, 0, 6]]).all() and other.any(axis=2).sum() == 6
 
 
-def test_blocks_with_their_layers_in_a_row_are_placed() -> None:
-    planes = [np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, size), np.uint8) for size in (40, 12)]
-    others = [np.zeros_like(plane) for plane in planes]
-    found = np.concatenate([plane[1:3][:, [4, 0, 6]] for plane in planes], axis=2)
-    memory, staging = HostMemory(*others), found.transpose(1, 0, 2).reshape(-1)
-    assert memory.place(1, 2, [2, 3, 1], staging).result()
-    for plane, other in zip(planes, others, strict=True):
-        assert (other[1:3][:, [2, 3, 1]] == plane[1:3][:, [4, 0, 6]]).all() and other.any(axis=2).sum() == 6
+def test_mapped_blocks_are_copied_to_both_planes() -> None:
+    others = [np.zeros((LAYERS, BLOCKS, size), np.uint8) for size in (40, 12)]
+    mapped = np.random.default_rng(0).integers(1, 256, (7, LAYERS + 1, 52), np.uint8)
+    seen: list[tuple[int, bytes]] = []
+
+    def note(number: int, pieces: Callable[[], Sequence[memoryview]]) -> None:
+        seen.append((number, b"".join(pieces())))
+
+    copied = HostMemory(*others).host_source(mapped).copy(Tile(1, 2, 0, 3), [4, 0, 6], [2, 3, 1], note)
+    assert not isinstance(copied, str) and copied.result()
+    assert seen == [(number, mapped[block, 1:3].tobytes()) for number, block in enumerate([4, 0, 6])]
+    for other, columns in zip(others, (slice(40), slice(40, 52)), strict=True):
+        assert (other[1:3][:, [2, 3, 1]] == mapped[[4, 0, 6], 1:3, columns].transpose(1, 0, 2)).all()
+        assert other.any(axis=2).sum() == 6

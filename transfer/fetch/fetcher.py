@@ -13,8 +13,6 @@ from transfer.fetch.lookup import MAX_ANSWER_BYTES, Answer, Lookup, Receipt, fet
 from transfer.fetch.mapped_slab import MappedSlab
 from transfer.fetch.rates import FetchRates
 from transfer.fetch.replay import REPLAYED_MESSAGE
-from transfer.fetch.staged_slab import StagedSlab
-from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
 from transfer.landing import CANCELLED, DEADLINE_EXCEEDED, SENDER_LOST, WRONG_SIZE, Phase
 from transfer.mailbox import Mailbox
@@ -36,7 +34,7 @@ class _Session:
 
     store: StoreSession
     # The store's memory, if this process could map it.
-    slab: MappedSlab | StagedSlab | None = None
+    slab: MappedSlab | None = None
     sequence: int = 0
 
     def next_sequence(self) -> int:
@@ -201,8 +199,7 @@ class Fetcher:
     def _largest_segment(self, fetch: _Fetch) -> int:
         if fetch.session.slab is None:
             return self._segment_bytes
-        # What is copied to its blocks at once takes no slot, and passes through no cache but once; on a GPU a segment
-        # costs the host the same, however large it is.
+        # What is copied to its blocks at once takes no slot, and passes through no cache but once.
         return self._slot_bytes
 
     def _tell(self, store: StoreSession, tag: int, kind: Kind, message: Lookup | Receipt) -> None:
@@ -210,13 +207,11 @@ class Fetcher:
             store.worker_address, tag, session_message(kind, store.session_id, store.session_key, message)
         )
 
-    def _map(self, store: StoreSession) -> MappedSlab | StagedSlab | None:
+    def _map(self, store: StoreSession) -> MappedSlab | None:
         if store.slab is None or not self._maps_stores:
             return None
         try:
-            if isinstance(self._memory, HostMemory):
-                return MappedSlab(store.slab, self._memory)
-            return StagedSlab(store.slab, self._memory)
+            return MappedSlab(store.slab, self._memory)
         except OSError as error:
             fields = {"store": store.store_id, "why": str(error)}
             _log.info("the store's memory cannot be mapped: UCX brings its blocks", extra={"fields": fields})
@@ -257,7 +252,7 @@ class Fetcher:
             self._receiver.open(fetch.incoming)
 
     def _incoming(self, fetch: _Fetch, answer: Answer) -> Incoming:
-        piece_bytes, slab = self._memory.piece_bytes, fetch.session.slab if answer.mapped else None
+        piece_bytes = self._memory.piece_bytes
         tiles = plan_parts(self._parts, answer.matched, fetch.drafted, piece_bytes, answer.segment_bytes)
         return Incoming(
             sizes=[tile.pieces * piece_bytes for tile in tiles],
@@ -268,8 +263,7 @@ class Fetcher:
             blocks=fetch.blocks[: answer.matched],
             on_end=partial(self._landed, fetch),
             mac_sink=None if self._author is None else self._author.checks(fetch.hashes),
-            source=slab if isinstance(slab, MappedSlab) else None,
-            stager=slab if isinstance(slab, StagedSlab) else None,
+            source=fetch.session.slab if answer.mapped else None,
         )
 
     def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:

@@ -72,7 +72,6 @@ class Referrals:
         message = Announcement(
             segment=index,
             size_bytes=tile.pieces * self._memory.piece_bytes,
-            checksum=b"",
             transport=MAPPED,
             macs=macs,
             sources=tuple(blocks),

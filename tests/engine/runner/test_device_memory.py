@@ -10,7 +10,7 @@ import torch
 
 from engine.runner.device_memory import DeviceMemory
 from transfer.host_memory import HostMemory
-from transfer.memory import Run
+from transfer.segments import Tile
 from transfer.shared_memory import SharedMemory, map_memory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -64,43 +64,39 @@ def test_only_pieces_as_announced_land_where_they_belong(flipped: bool) -> None:
     assert torch.equal(target.cpu(), before)
 
 
-def test_blocks_with_their_layers_in_a_row_are_placed() -> None:
-    pool, before = random_pool(), random_pool()
-    target = before.cuda()
-    memory = device_memory(target)
-    staging = memory.allocate_staging(2 * 2 * memory.piece_bytes)
-    staging.tensor.copy_(pool[1:3, [7, 3]].transpose(0, 1).flatten())
-    assert memory.place(1, 2, [0, 5], staging).result()
-    before[1:3, [0, 5]] = pool[1:3, [7, 3]]
-    assert torch.equal(target.cpu(), before)
-
-
-@pytest.mark.parametrize("region_bytes", [4096, 1 << 20])
-def test_bytes_that_another_process_shares_are_staged(region_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those across the borders of regions that are locked one by one."""
-    monkeypatch.setattr("engine.runner.device_source.REGION_BYTES", region_bytes)
-    shared = SharedMemory(100_000)
+@pytest.mark.parametrize("most_pitch", [1, (1 << 31) - 1], ids=["layer by layer", "in rows"])
+@pytest.mark.parametrize("checked", [False, True])
+def test_blocks_that_another_process_shares_are_copied(
+    checked: bool, most_pitch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of regions that are locked one by one."""
+    monkeypatch.setattr("engine.runner.device_source.REGION_BYTES", 4096)
+    monkeypatch.setattr("engine.runner.device_source.MOST_PITCH", most_pitch)
+    planes = [random_pool(), random_pool()[..., :128].contiguous()]
+    before = [plane.clone() for plane in planes]
+    targets = [plane.cuda() for plane in planes]
+    torch.cuda.synchronize()
+    memory = DeviceMemory(*targets)
+    memory.enter_thread()
+    shared = SharedMemory(7 * 4 * memory.piece_bytes)
     shared.array[:] = np.random.default_rng(0).integers(0, 256, len(shared.array), np.uint8)
     assert shared.handle is not None
-    memory = device_memory(random_pool().cuda())
-    source = memory.host_source(map_memory(shared.handle, writable=True))
-    staging, runs = memory.allocate_staging(2 * memory.piece_bytes), [Run(7, 20_000, 30_000), Run(60_000, 0, 20_000)]
-    staged = source.stage(runs, staging)
-    torch.cuda.current_stream().synchronize()
-    assert staged.completed and staged.error() is None
-    expected = np.concatenate([shared.array[60_000:80_000], shared.array[7:30_007]])
-    assert np.array_equal(staging.tensor[:50_000].cpu().numpy(), expected)
-    # What is staged afterwards is what lies there then.
-    shared.array[60_000] ^= 1
-    source.stage(runs, staging)
-    torch.cuda.current_stream().synchronize()
-    assert int(staging.tensor[0]) == shared.array[60_000]
+    mapped = map_memory(shared.handle, writable=True).reshape(7, 4, memory.piece_bytes)
+    copied = memory.host_source(mapped).copy(
+        Tile(1, 2, 0, 3), [6, 0, 3], [8, 1, 4], (lambda number, pieces: None) if checked else None
+    )
+    assert not isinstance(copied, str) and copied.result() and copied.completed
+    found = torch.from_numpy(mapped[[6, 0, 3], 1:3].copy()).transpose(0, 1)
+    for target, expected, pieces in zip(targets, before, found.split([64 * 576, 64 * 128], 2), strict=True):
+        expected[1:3, [8, 1, 4]] = pieces.reshape(2, 3, 64, -1)
+        assert torch.equal(target.cpu(), expected)
 
 
 def test_memory_that_cannot_be_page_locked_is_an_error() -> None:
-    shared = SharedMemory(4096)
+    memory = device_memory(random_pool().cuda())
+    shared = SharedMemory(memory.piece_bytes)
     assert shared.handle is not None
-    mapped, memory = map_memory(shared.handle, writable=True), device_memory(random_pool().cuda())
+    mapped = map_memory(shared.handle, writable=True).reshape(1, 1, memory.piece_bytes)
     first = memory.host_source(mapped)
     # It is locked already.
     with pytest.raises(OSError, match="cannot page-lock"):

@@ -3,7 +3,7 @@
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -14,73 +14,135 @@ from cuda.bindings import driver as cuda
 
 from engine.runner import device_source
 from engine.runner.device_source import DeviceSource
-from transfer.memory import Run
+from transfer.segments import Tile
 
-REGION, SIZE = 4096, 10_000
+# The store's blocks have a layer more than the worker's. One and a half of them have a page.
+STORE_BLOCKS, STORE_LAYERS, LAYERS, BLOCKS, WIDTHS = 9, 4, 3, 5, (512, 256)
+PIECE = sum(WIDTHS)
+REGION = 3 * 4096
 
 
 class FakeDriver:
-    CUresult = cuda.CUresult
+    CUresult, CUmemorytype, CUDA_MEMCPY2D = cuda.CUresult, cuda.CUmemorytype, SimpleNamespace
 
     def __init__(self, most_regions: int) -> None:
         self._most_regions = most_regions
-        self.locked: list[int] = []
-        self.copies: list[int] = []
+        self.locked: dict[int, int] = {}
+        self.copies: list[tuple[int, int]] = []
         self.fails = False
 
     def cuMemHostRegister(self, address: int, size_bytes: int, flags: int) -> Any:
         assert 0 < size_bytes <= REGION and flags == 0
         if len(self.locked) == self._most_regions:
             return (self.CUresult.CUDA_ERROR_OUT_OF_MEMORY,)
-        self.locked.append(address)
+        self.locked[address] = size_bytes
         return (self.CUresult.CUDA_SUCCESS,)
 
     def cuMemHostUnregister(self, address: int) -> None:
-        self.locked.remove(address)
+        del self.locked[address]
 
     def cuMemcpyHtoDAsync(self, target: int, source: int, size_bytes: int, stream: int) -> Any:
+        return self._copy(target, source, 1, size_bytes, (0, 0), stream)
+
+    def cuMemcpy2DAsync(self, rows: Any, stream: int) -> Any:
+        assert rows.srcMemoryType == cuda.CUmemorytype.CU_MEMORYTYPE_HOST
+        assert rows.dstMemoryType == cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        pitches = rows.dstPitch, rows.srcPitch
+        return self._copy(rows.dstDevice, rows.srcHost, rows.Height, rows.WidthInBytes, pitches, stream)
+
+    def _copy(self, target: int, source: int, rows: int, size: int, pitches: tuple[int, int], stream: int) -> Any:
         assert stream == 7
-        self.copies.append(size_bytes)
-        ctypes.memmove(target, source, size_bytes)
+        self.copies.append((rows, size))
+        for row in range(rows):
+            ctypes.memmove(target + row * pitches[0], source + row * pitches[1], size)
         return (self.CUresult.CUDA_ERROR_INVALID_VALUE if self.fails else self.CUresult.CUDA_SUCCESS,)
 
 
-class Slot:
-    """A staging buffer whose last job is over."""
+class Made:
+    """A source of random bytes, and a pool of two planes that gets them."""
 
-    def __init__(self) -> None:
-        self.tensor = torch.zeros(SIZE, dtype=torch.uint8)
-        self.done: Any = SimpleNamespace(record=lambda stream: None, query=lambda: True)
+    def __init__(self, driver: FakeDriver) -> None:
+        self.driver = driver
+        shape = STORE_BLOCKS, STORE_LAYERS, PIECE
+        self.mapped = np.random.default_rng(0).integers(1, 256, shape, np.uint8)
+        self.planes = [torch.zeros(LAYERS, BLOCKS, width, dtype=torch.uint8) for width in WIDTHS]
+        # A list of its own: the source is to go with the last reference to it.
+        self.waits = waits = list[None]()
+        event = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
+        stream: Any = SimpleNamespace(cuda_stream=7, record_event=lambda: event, synchronize=lambda: waits.append(None))
+        self.source = DeviceSource(self.mapped, self.planes, stream)
+
+    def check(self, tile: Tile, sources: Sequence[int], blocks: Sequence[int]) -> None:
+        """Whether the pool has these blocks of the source in these places, and nothing elsewhere."""
+        layers = slice(tile.first_layer, tile.first_layer + tile.layer_count)
+        expected = np.zeros((LAYERS, BLOCKS, PIECE), np.uint8)
+        for source, block in zip(sources, blocks, strict=True):
+            expected[layers, block] = self.mapped[source, layers]
+        assert (torch.cat(self.planes, dim=2).numpy() == expected).all()
 
 
-Made: TypeAlias = tuple[Any, FakeDriver, np.ndarray]
+Make: TypeAlias = Callable[[int], Made]
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Made]:
-    """Makes a source of random bytes, of which at most this many regions can be locked."""
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes a source of which at most this many regions can be locked."""
 
     def make(most_regions: int) -> Made:
         driver = FakeDriver(most_regions)
         monkeypatch.setattr(device_source, "driver", driver)
         monkeypatch.setattr(device_source, "REGION_BYTES", REGION)
-        memory = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
-        stream: Any = SimpleNamespace(cuda_stream=7)
-        return DeviceSource(memory, stream), driver, memory
+        return Made(driver)
 
     return make
 
 
 @pytest.mark.parametrize("most_regions", [1, 10], ids=["one locked", "all locked"])
-def test_bytes_of_several_regions_reach_their_places(make: Callable[[int], Made], most_regions: int) -> None:
-    source, driver, memory = make(most_regions)
-    slot = Slot()
-    staging = source.stage([Run(100, 0, 20), Run(4000, 50, 6000)], slot)
-    assert staging.completed and staging.error() is None
-    assert (slot.tensor[:20].numpy() == memory[100:120]).all()
-    assert (slot.tensor[50:6050].numpy() == memory[4000:10_000]).all()
-    assert driver.copies == [20, 96, 4096, 1808]
-    assert len(driver.locked) == min(most_regions, 3)
+@pytest.mark.parametrize("tile", [Tile(0, 3, 0, 3), Tile(1, 2, 4, 3)], ids=["all layers", "some layers"])
+def test_blocks_reach_their_places_in_all_planes(make: Make, tile: Tile, most_regions: int) -> None:
+    made = make(most_regions)
+    copied = made.source.copy(tile, [8, 0, 4], [1, 4, 2])
+    assert not isinstance(copied, str) and copied.completed and copied.result()
+    made.check(tile, [8, 0, 4], [1, 4, 2])
+    assert made.driver.copies == [(tile.layer_count, width) for width in WIDTHS] * 3
+
+
+def test_a_region_begins_with_a_page_and_a_block(make: Make) -> None:
+    made = make(10)
+    made.source.copy(Tile(0, 3, 0, STORE_BLOCKS), range(STORE_BLOCKS), [0] * STORE_BLOCKS)
+    starts = [address - made.mapped.ctypes.data for address in made.driver.locked]
+    assert starts == [0, REGION, 2 * REGION] and REGION % (STORE_LAYERS * PIECE) == REGION % 4096 == 0
+    assert sum(made.driver.locked.values()) == made.mapped.nbytes
+
+
+def test_layers_too_far_apart_are_copied_one_by_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_source, "MOST_PITCH", BLOCKS * WIDTHS[1])
+    made = make(10)
+    made.source.copy(Tile(1, 2, 0, 1), [5], [3])
+    made.check(Tile(1, 2, 0, 1), [5], [3])
+    assert made.driver.copies == [(1, WIDTHS[0])] * 2 + [(2, WIDTHS[1])]
+
+
+def test_what_was_checked_is_what_arrives(make: Make) -> None:
+    made = make(10)
+    right = made.mapped.copy()
+
+    def check(number: int, pieces: Callable[[], Sequence[memoryview]]) -> None:
+        assert b"".join(pieces()) == right[[8, 0][number], 1:3].tobytes()
+        # Now the owner gives it to another block.
+        made.mapped[[8, 0][number]] = 0
+
+    copied = made.source.copy(Tile(1, 2, 0, 2), [8, 0], [1, 4], check)
+    assert not isinstance(copied, str) and copied.result()
+    made.mapped[:] = right
+    made.check(Tile(1, 2, 0, 2), [8, 0], [1, 4])
+
+
+def test_nothing_is_written_once_a_block_is_refused(make: Make) -> None:
+    made = make(10)
+    refused = made.source.copy(Tile(0, 3, 0, 3), [8, 0, 4], [1, 4, 2], lambda number, _: "wrong" if number else None)
+    assert refused == "wrong" and len(made.waits) == 1
+    made.check(Tile(0, 3, 0, 1), [8], [1])
 
 
 @pytest.fixture
@@ -91,22 +153,23 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_without_garbage_collection")
-def test_what_was_locked_is_unlocked_at_once_in_the_end(make: Callable[[int], Made]) -> None:
-    source, driver, memory = make(10)
-    users = sys.getrefcount(memory)
-    copying = source.stage([Run(0, 0, SIZE)], Slot())
-    del source
-    assert len(driver.locked) == 3
+def test_what_was_locked_is_unlocked_at_once_in_the_end(make: Make) -> None:
+    made = make(10)
+    copying = made.source.copy(Tile(0, 3, 0, 2), [0, 8], [0, 1])
+    users = sys.getrefcount(made.mapped)
+    del made.source
+    assert len(made.driver.locked) == 2
     del copying
-    assert not driver.locked and sys.getrefcount(memory) < users
+    assert not made.driver.locked and sys.getrefcount(made.mapped) < users
 
 
-def test_a_copy_that_the_driver_refuses_is_an_error(make: Callable[[int], Made]) -> None:
-    source, driver, _ = make(10)
-    driver.fails = True
-    assert "INVALID_VALUE" in source.stage([Run(0, 0, 1)], Slot()).error()
+def test_a_copy_that_the_driver_refuses_fails(make: Make) -> None:
+    made = make(10)
+    made.driver.fails = True
+    copied = made.source.copy(Tile(0, 3, 0, 1), [0], [0])
+    assert not isinstance(copied, str) and not copied.result()
 
 
-def test_memory_of_which_nothing_can_be_locked_is_an_error(make: Callable[[int], Made]) -> None:
+def test_memory_of_which_nothing_can_be_locked_is_an_error(make: Make) -> None:
     with pytest.raises(OSError, match="cannot page-lock it"):
         make(0)

@@ -18,6 +18,7 @@ from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import GREEDY, model_backend, prompt_row, random_prompt, tiny_checkpoint
 from tests.support.rank_threads import on_each_rank
 from transfer.checksum import segment_checksum
+from transfer.segments import Tile
 
 TP2 = Layout(tp=2, ep=2)
 KEY = bytes(16)
@@ -75,11 +76,13 @@ def test_kv_that_lands_on_the_first_rank_reaches_all_pools(checkpoint: Path, kv_
             staging[:] = np.random.default_rng(0).integers(0, 60, len(staging), np.uint8)
             size_bytes = memory.layers * 2 * memory.piece_bytes
             checksum = segment_checksum(staging, size_bytes, KEY)
-            landed = (
-                memory.land(0, memory.layers, [3, 5], staging, KEY, checksum)
-                if sent
-                else memory.place(0, memory.layers, [3, 5], staging)
-            )
+            if sent:
+                landed = memory.land(0, memory.layers, [3, 5], staging, KEY, checksum)
+            else:
+                mapped = staging[:size_bytes].reshape(2, memory.layers, memory.piece_bytes)
+                copied = memory.host_source(mapped).copy(Tile(0, memory.layers, 0, 2), [0, 1], [3, 5])
+                assert not isinstance(copied, str)
+                landed = copied
             assert landed.result()
         rows = [prompt_row(prompt, 64, 70, [3, 1])]
         execute(backend, Batch(0, rows if peers.place.leads else ()), shape_of(rows))

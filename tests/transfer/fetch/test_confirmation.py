@@ -8,15 +8,15 @@ import pytest
 from kvstore.store_memory import StoreMemory
 from mesh.domain.kv_identity import KvNamespace
 from tests.support.fake_transport import FakeTransport
-from tests.support.slow_memory import PromptMemory
+from tests.support.slow_memory import LateMemory
 from tests.support.transfer_peer import KnownChains
 from transfer.config import TransferConfig
 from transfer.events import Event, Fetched
 from transfer.exchange import Exchange
 from transfer.fetch.lookup import Answer
 from transfer.fetch.replay import REPLAYED_MESSAGE
-from transfer.host_memory import HostMemory, Pool
-from transfer.memory import KvMemory
+from transfer.host_memory import HostMemory
+from transfer.memory import KvMemory, Pool
 from transfer.seal import Kind, seal
 from transfer.tags import RECEIPT_TAG
 from transfer.tally import Tally
@@ -90,8 +90,8 @@ class Scene:
         return self.sent(self.store_end)
 
 
-# Copied to the blocks at once, or to a slot first.
-WAYS = pytest.mark.parametrize("place", [HostMemory, PromptMemory])
+# Copied at once, or after a moment.
+WAYS = pytest.mark.parametrize("place", [HostMemory, LateMemory])
 
 
 @WAYS

@@ -9,16 +9,26 @@ import pytest
 
 from kvstore.store_memory import StoreMemory
 from mesh.domain.kv_identity import KvNamespace
+from tests.support.fake_transport import FakeTransport
+from tests.support.slow_memory import Copying, LateMemory, SlowMemory
 from transfer.block_macs import WRONG_BLOCK_MAC, Author, Authorship
 from transfer.fetch.mapped_slab import MappedSlab
 from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
-from transfer.landing import WRONG_SIZE
+from transfer.landing import NOT_COPIED, WRONG_SIZE
+from transfer.mailbox import Mailbox
+from transfer.memory import Done, KvMemory, Pool
+from transfer.origin import LocalTcp
+from transfer.receiver import Receiver
+from transfer.seal import Kind, seal
 from transfer.segments import Tile
+from transfer.slots import SlotPool
+from transfer.tally import Tally
 from transfer.ticket import Announcement
+from transfer.transport import Arrival
 
 LAYERS, PIECE, STORE_BLOCKS, BLOCKS = 3, 48, 6, 10
-SECRET = b"of this fetch"
+SECRET, TAG = b"of this fetch", 100
 # Two blocks in all layers, after one that another segment has.
 TILE, SOURCES, TARGETS = Tile(0, LAYERS, 1, 2), (4, 0), [9, 2, 5]
 HASHES = [bytes([number]) * 16 for number in range(3)]
@@ -26,7 +36,9 @@ AUTHOR = Author(Authorship(b"of all workers", "worker"), KvNamespace("weights", 
 
 
 class Scene:
-    def __init__(self, checked: bool, store_layers: int = LAYERS) -> None:
+    def __init__(
+        self, checked: bool, store_layers: int = LAYERS, place: Callable[[Pool], KvMemory] = HostMemory
+    ) -> None:
         """store_layers: the store may have room for draft layers that the worker has not."""
         self.store = StoreMemory(store_layers, STORE_BLOCKS, PIECE)
         for block in range(STORE_BLOCKS):
@@ -34,38 +46,66 @@ class Scene:
         self.array = np.zeros((LAYERS, BLOCKS, PIECE), np.uint8)
         handle = self.store.handle
         assert handle is not None
-        memory = HostMemory(self.array)
+        self.memory = place(self.array)
         sink = AUTHOR.checks(HASHES) if checked else None
-        slab = MappedSlab(handle, memory)
+        slab = MappedSlab(handle, self.memory)
         size = TILE.pieces * PIECE
-        self.incoming = Incoming([size], 1.0, [TILE], 100, SECRET, TARGETS, lambda _: None, sink, slab)
-        self.slab = slab
+        self.ends: list[Incoming] = []
+        self.incoming = Incoming([size], 1.0, [TILE], TAG, SECRET, TARGETS, self.ends.append, sink, slab)
+        self.slots, self.refused, self.received = SlotPool(2), Tally(), Tally()
+        self.receiver = Receiver(
+            FakeTransport(),
+            Mailbox(FakeTransport(), self.refused),
+            self.memory,
+            self.slots,
+            [np.zeros(size, np.uint8)] * 2,
+            self.refused,
+            self.received,
+            LocalTcp(None),
+        )
+        self.receiver.open(self.incoming)
         by_layer = [self.store.pieces(TILE, block)[layer].data for layer in range(LAYERS) for block in SOURCES]
         self.announcement = Announcement(
             segment=0,
             size_bytes=size,
-            checksum=b"",
             transport="mapped",
             macs=AUTHOR.writes(HASHES).macs_of(TILE, lambda: by_layer) if checked else (),
             sources=SOURCES,
         )
 
+    def hear(self, **changed: Any) -> None:
+        """Let the announcement come, changed so."""
+        sealed = seal(Kind.ANNOUNCEMENT, SECRET, msgspec.structs.replace(self.announcement, **changed))
+        assert len(sealed) <= self.incoming.max_announcement_bytes
+        self.receiver._announced(self.incoming, sealed)
+        self.receiver.poll(0.0)
+
     def take(self, **changed: Any) -> str | None:
-        announcement = msgspec.structs.replace(self.announcement, **changed)
-        assert self.incoming.announce(announcement) is None
-        self.incoming.refer(0)
-        return self.slab.take(self.incoming, 0)
+        """Let it come, and all be copied. Returns why it was refused."""
+        self.hear(**changed)
+        for _ in range(4):
+            self.receiver.poll(0.0)
+        assert self.ends == [self.incoming] and self.slots.free == 2
+        assert (self.incoming.failure is None) == (not self.refused.counts)
+        return next(iter(self.refused.counts), None)
+
+
+WAYS = pytest.mark.parametrize("place", [HostMemory, LateMemory], ids=["at once", "later"])
 
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("store_layers", [LAYERS, LAYERS + 1])
-def test_announced_blocks_are_copied_to_their_places_alone(checked: bool, store_layers: int) -> None:
-    scene = Scene(checked, store_layers)
+@WAYS
+def test_announced_blocks_are_copied_to_their_places_alone(
+    checked: bool, store_layers: int, place: Callable[[Pool], KvMemory]
+) -> None:
+    scene = Scene(checked, store_layers, place)
     assert scene.take() is None
     expected = np.zeros_like(scene.array)
     for target, source in zip(TARGETS[1:], SOURCES, strict=True):
         expected[:, target] = scene.store.pieces(TILE, source)
     assert (scene.array == expected).all()
+    assert scene.received.counts == {"mapped": TILE.pieces * PIECE}
 
 
 def spoil_bytes(scene: Scene) -> dict[str, Any]:
@@ -84,8 +124,11 @@ def exchange_blocks(scene: Scene) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("change", [spoil_bytes, give_blocks_away, exchange_blocks])
-def test_other_bytes_than_the_signed_ones_are_refused(change: Callable[[Scene], dict[str, Any]]) -> None:
-    scene = Scene(checked=True)
+@WAYS
+def test_other_bytes_than_the_signed_ones_are_refused(
+    change: Callable[[Scene], dict[str, Any]], place: Callable[[Pool], KvMemory]
+) -> None:
+    scene = Scene(checked=True, place=place)
     assert scene.take(**change(scene)) == WRONG_BLOCK_MAC
 
 
@@ -106,3 +149,31 @@ def test_a_slab_of_other_pieces_is_not_mapped() -> None:
     assert handle is not None
     with pytest.raises(OSError, match="another size"):
         MappedSlab(handle, HostMemory(np.zeros((LAYERS, BLOCKS, PIECE + 1), np.uint8)))
+
+
+def slow_scene() -> tuple[Scene, list[Copying]]:
+    """A scene whose segment is announced, and the copy that has begun."""
+    scene = Scene(checked=False, place=SlowMemory)
+    scene.hear()
+    assert isinstance(scene.memory, SlowMemory) and len(scene.memory.copies) == 1 and not scene.ends
+    return scene, scene.memory.copies
+
+
+def test_a_fetch_that_ends_first_waits_for_its_copies() -> None:
+    scene, copies = slow_scene()
+    scene.receiver.give_up(scene.incoming, "CANCELLED", "")
+    assert copies[0].completed and scene.ends == [scene.incoming]
+
+
+def test_a_copy_that_fails_ends_the_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, copies = slow_scene()
+    monkeypatch.setattr(copies[0], "_done", Done(False))
+    scene.receiver.poll(0.0)
+    assert scene.refused.counts == {NOT_COPIED: 1}
+    assert scene.incoming.failure is not None and "could not be copied" in scene.incoming.failure.message
+
+
+def test_bytes_of_a_segment_that_is_not_sent_are_dropped() -> None:
+    scene, _ = slow_scene()
+    scene.receiver.accept(Arrival(TAG + 1, TILE.pieces * PIECE, b""))
+    assert scene.refused.counts == {"duplicate_segment": 1}
