@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import launch, start_next, wait_for_earlier
-from kernels.few_rows import are_few
 from kernels.hopper import is_hopper
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.attended import Attended, EvenPieces
@@ -19,6 +18,8 @@ from kernels.mla_decode.plan import DecodePlan
 from kernels.tile_sizes import next_power_of_2
 
 LATENT, ROPE, MOST_HEADS, FEWEST_ROWS = 512, 64, 32, 16
+# None yet: it was never run on a GPU.
+MOST_TOKENS = 0
 # Pieces of all tokens together: about as many as there are multiprocessors.
 PIECES, WARPS, STAGES = 128, 8, 2
 # Values of a line of the second-level cache.
@@ -80,7 +81,7 @@ def _attend(
 def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
     """Whether there are few tokens with few heads, of DeepSeek's widths."""
     widths = (value_width, pool.shape[2]) == (LATENT, LATENT + ROPE) and query.shape[1] <= MOST_HEADS
-    return is_hopper() and pool.dtype == query.dtype == torch.bfloat16 and are_few(query) and widths
+    return is_hopper() and pool.dtype == query.dtype == torch.bfloat16 and 0 < len(query) <= MOST_TOKENS and widths
 
 
 def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> Attended:

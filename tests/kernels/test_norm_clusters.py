@@ -61,7 +61,7 @@ def test_a_layers_output_is_added_and_normalized(rows: int, width: int) -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", [1024, HIDDEN])
-@pytest.mark.parametrize(("choices", "shared"), [(9, False), (8, False), (8, True)])
+@pytest.mark.parametrize(("choices", "shared"), [(9, False), (8, False), (8, True), (7, False), (6, False), (5, True)])
 def test_experts_outputs_are_added_up_and_normalized(rows: int, width: int, choices: int, shared: bool) -> None:
     assert_as_defined(random_outputs(rows, width, choices, shared=shared), random(rows, width), random(width))
 
