@@ -14,7 +14,7 @@ from bench.kernels.w4a8 import even_layout, random_int4
 from kernels.w4a8_gemm import ScaledRows, w4a8_grouped_gemm
 from kernels.w4a8_gemm.operands import TILE_INPUTS, TILE_OUTPUTS, tile_bytes
 
-ROWS = (1, 16, 32, 64, 96, 128, 1024)
+ROWS = (16, 32, 64, 96, 128, 1024)
 # By provider: the group, and whether weights have -8.
 FORMS = {"groups of 128": (128, False), "groups of 32": (32, False), "groups of 32, with -8": (32, True)}
 

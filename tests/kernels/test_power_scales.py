@@ -18,6 +18,7 @@ from kernels.norm.few_rows import add_rms_norm_and_logits
 from kernels.sparse_prefill import Selection, sparse_prefill_and_quantize
 from kernels.swiglu import swiglu_quantize
 from kernels.swiglu import triton as triton_swiglu
+from tests.support.hopper import on_hopper
 from tests.support.power_scales import assert_rounded_up
 
 # What quantizes random values on a device: called again, it quantizes the same ones.
@@ -100,13 +101,23 @@ def attention_inputs(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
     return random(device, TOKENS, HEADS, VALUE + ROPE), own, random(device, TOKENS, ROPE), value
 
 
-@pytest.mark.parametrize(
+by_function = pytest.mark.parametrize(
     "make",
     [rows, norms, norms_in_both_forms, gated, queries, expanded_values, attention, attention_in_e4m3, sparse_attention],
     ids=lambda make: make.__name__,
 )
-def test_scales_are_rounded_up_to_powers(make: Make, device: torch.device) -> None:
-    assert_rounded_up(make(device))
+
+
+@by_function
+def test_scales_are_rounded_up_to_powers(make: Make) -> None:
+    assert_rounded_up(make(torch.device("cpu")))
+
+
+@pytest.mark.gpu
+@on_hopper
+@by_function
+def test_hoppers_kernels_round_scales_up(make: Make) -> None:
+    assert_rounded_up(make(torch.device("cuda")))
 
 
 def of_triton(device: torch.device) -> dict[str, Callable[[bool], Quantized]]:

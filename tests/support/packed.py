@@ -6,6 +6,7 @@ The layouts are written weight by weight here, as those packages define them.
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,10 @@ def as_int32(values: list[torch.Tensor]) -> torch.Tensor:
     return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
 
 
-def pack_compressed(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def pack_compressed(module: str, weight: torch.Tensor, group: int = 32) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """weight: [outputs, inputs]. Returns the tensors by name, and what they stand for in float32."""
-    scales = (weight.unflatten(1, (-1, 32)).abs().amax(2) / 7.5).bfloat16()
-    wide = scales.float().repeat_interleave(32, 1)
+    scales = (weight.unflatten(1, (-1, group)).abs().amax(2) / 7.5).bfloat16()
+    wide = scales.float().repeat_interleave(group, 1)
     # Integers have no negative zero.
     integers = (weight / wide).round().clamp(-8, 7).int()
     tensors = {
@@ -127,25 +128,28 @@ def pack_gptq(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor
 
 
 PACK: Mapping[str, Callable[[str, torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]]] = {
-    "compressed-tensors": pack_compressed,
     "awq": pack_awq,
     "gptq": pack_gptq,
 }
 
 
-def packed_checkpoint(directory: Path, tool: str, **overrides: Any) -> tuple[Path, Path]:
-    """A random checkpoint as the tool packs it, and its twin: the same model in float32."""
+def packed_checkpoint(directory: Path, tool: str, *, group: int = 32, **overrides: Any) -> tuple[Path, Path]:
+    """A random checkpoint as the tool packs it, and its twin: the same model in float32.
+
+    group: inputs that share a scale, where compressed-tensors packs it.
+    """
     source, twin = directory / tool, directory / f"{tool}-twin"
     make_checkpoint(source, "tiny", dtype="bfloat16", overrides={"num_nextn_predict_layers": 0} | overrides)
     exact: dict[str, torch.Tensor] = {}
 
     def pack(tensors: dict[str, torch.Tensor]) -> None:
         packed = EXPERTS if tool == "compressed-tensors" else LINEAR
+        pack_matrix = partial(pack_compressed, group=group) if tool == "compressed-tensors" else PACK[tool]
         for name in sorted(tensors):
             weight = tensors[name].float()
             if packed.search(name):
                 del tensors[name]
-                added, weight = PACK[tool](name.removesuffix(".weight"), weight)
+                added, weight = pack_matrix(name.removesuffix(".weight"), weight)
                 tensors |= {name: tensor.contiguous() for name, tensor in added.items()}
             exact[name] = weight.contiguous()
 
@@ -153,7 +157,8 @@ def packed_checkpoint(directory: Path, tool: str, **overrides: Any) -> tuple[Pat
     twin.mkdir()
     save_file(exact, twin / "model.safetensors", metadata={"format": "pt"})
     (twin / "config.json").write_bytes((source / "config.json").read_bytes())
-    edit_config(source, quantization_config=CONFIGS[tool])
+    config = compressed_config(group_size=group) if tool == "compressed-tensors" else CONFIGS[tool]
+    edit_config(source, quantization_config=config)
     return source, twin
 
 

@@ -94,8 +94,9 @@ def dequantized_experts(source: Path, weights: KeptWeights) -> Iterator[tuple[st
 
 
 @pytest.mark.parametrize("weights", ["quantized", "w4a8"])
-def test_groups_of_32_are_kept_as_published(weights: KeptWeights, tmp_path: Path) -> None:
-    source, twin = packed_checkpoint(tmp_path, "compressed-tensors", **WIDE)
+@pytest.mark.parametrize("group", [32, 128])
+def test_groups_are_kept_as_published(group: int, weights: KeptWeights, tmp_path: Path) -> None:
+    source, twin = packed_checkpoint(tmp_path, "compressed-tensors", group=group, **WIDE)
     expected = read_tensors(twin)
     assert all(torch.equal(found, expected[name]) for name, found in dequantized_experts(source, weights))
 
