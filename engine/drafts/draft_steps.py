@@ -1,6 +1,7 @@
 """Steps of a model that drafts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -26,6 +27,10 @@ class DraftSteps:
         self._drafter = drafter
         self._config = config
         self.graphs: DraftGraphs | NoGraphs = NoGraphs()
+
+    def shortened(self) -> "DraftSteps":
+        drafter = replace(self._drafter, model=self._drafter.model.short())
+        return DraftSteps(drafter, self.batches.uncaptured, self._config)
 
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], longest: int, capture: Capture, two_batch: TwoBatch = NEVER) -> None:

@@ -47,10 +47,13 @@ class DraftGraph:
         self._first = torch.arange(rows, device=state.device) * (1 + depth)
         # Entries that no row draws keep some earlier token, which is not read.
         self.drawn = torch.zeros(rows, 1 + depth, dtype=torch.int64, device=state.device)
+        self._run_model(model.short(), state)
+        self._run_drafts(model, state)
         self.compute_model = capture.whole(lambda: self._run_model(model, state))
-        # Running the other graph, to capture it, reads what this one leaves.
-        self.compute_model()
         self.compute_drafts = capture.whole(lambda: self._run_drafts(model, state))
+        # The first runs take graphs to the device, while the host captures the next ones.
+        self.compute_model()
+        self.compute_drafts()
 
     def fill(self, rows: Sequence[Row], earlier: int = 0) -> None:
         """See `GraphRows`."""

@@ -40,6 +40,10 @@ class DraftGraphs:
     def most_rows(self) -> int:
         return self._sizes[-1]
 
+    @property
+    def count(self) -> int:
+        return len(self._graphs)
+
     def fit(self, shape: StepShape) -> bool:
         all_draw = shape.decode_only and not shape.beginning and not shape.prefills
         return all_draw and 0 < shape.rows <= self._sizes[-1] and shape.drafts in self._depths

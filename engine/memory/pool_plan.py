@@ -136,8 +136,8 @@ NO_RESERVE = _Reserve(0, 0, 0)
 
 
 def _reserve(model: Model, resolved: ResolvedEngineConfig, longest: int, block_bytes: int) -> _Reserve:
-    """Steps and graphs are run to find out."""
-    config, item_bytes = resolved.config, model.dtype.itemsize
+    """Steps and graphs are run to find out, over one layer of each kind: layers take the same memory in turn."""
+    model, config, item_bytes = model.short(), resolved.config, model.dtype.itemsize
     copies = copy_bytes(config, block_bytes)
     state = device_state(model, resolved, 1, longest)
     with torch.inference_mode():

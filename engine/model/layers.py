@@ -29,6 +29,9 @@ class DecoderLayer:
             )
         else:
             self.feed_forward = MixtureOfExperts(config, index, allocate)
+        moves = isinstance(self.feed_forward, MixtureOfExperts) and self.feed_forward.slots is not None
+        # Layers of the same kind launch the same kernels.
+        self.kind = config.is_dense(index), config.has_indexer(index), moves
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield whole(f"{prefix}.input_layernorm.weight", self.input_norm)

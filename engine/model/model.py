@@ -1,7 +1,9 @@
 """DeepSeek V3: tokens in, logits out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch.nn import functional
@@ -59,6 +61,15 @@ class Model:
         yield Part([whole("model.norm.weight", self.norm), *head])
         for index, module in enumerate(self.mtp, start=len(self.layers)):
             yield Part(list(module.parameters(f"model.layers.{index}")), module.layer.finish)
+
+    def short(self) -> "Model":
+        """The same over few of its layers: it launches the same kernels and takes the same memory in little time, and
+        gives other tokens. It is the whole model if experts lie in host memory, whose copies follow all layers.
+        """
+        short = copy(self)
+        if self.offloaded is None:
+            short.layers = [self.layers[index] for index in one_of_each([layer.kind for layer in self.layers])]
+        return short
 
     def derived_bytes(self) -> int:
         """Bytes of what it computes from its parameters once they are filled, and keeps in addition to them."""
@@ -130,6 +141,15 @@ class Model:
         foreign = (token_ids < self._tokens.start) | (token_ids >= self._tokens.stop)
         known = functional.embedding((token_ids - self._tokens.start).masked_fill(foreign, 0), self.embedding)
         return known.masked_fill(foreign.unsqueeze(1), 0)
+
+
+def one_of_each(kinds: Sequence[Hashable]) -> list[int]:
+    """Ascending indices of the fewest layers in which each kind follows each kind that it follows in the model, and of
+    the last layer.
+    """
+    pairs = list(pairwise((None, *kinds)))
+    first = {pair: index for index, pair in reversed(list(enumerate(pairs)))}
+    return sorted({max(index - before, 0) for index in first.values() for before in (0, 1)} | {len(kinds) - 1})
 
 
 def _counting(context: ForwardContext, residual: Residual) -> ForwardContext:

@@ -12,7 +12,7 @@ import torch
 
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Launched, SparseMeasure, StepShape, StepTimes, execute, shape_of
+from engine.batch import Batch, Launched, SparseMeasure, StepShape, StepTimes, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.drafts.depth_times import measure_depths
 from engine.drafts.draft_steps import DraftSteps
@@ -110,17 +110,19 @@ class ModelBackend:
         self._pool = settle_pool(planned, serving, group.least, given=given, alone=not group.divides)
         self.block_bytes = self._pool.block_bytes
         sizes = self._step_sizes(resolved)
-        times.mark("graphs")
+        times.mark("largest-steps")
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
         self.eos_token_ids = model_config.eos_token_ids
         self.namespace = kv_namespace(model_config, resolved, self.state.kv_scale)
         times.mark("fingerprint")
         if sizes and resolved.warm_up:
-            warm_up(self, self.steps, self.state, config, sizes, set() if warm is None else warm)
+            kinds = set() if warm is None else warm
+            warm_up(self._run, self.steps, self.state, config, sizes, self.context_tokens, kinds)
+        times.mark("warm-up")
         self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
         self.speed = None if speeds is None else self._known_speed(speeds, resolved)
-        times.mark("warm-up")
+        times.mark("speed")
         # Made after all steps that no request asked for, so that their choices of experts do not count.
         self._balancer = _make_balancer(self._model, exchange, config.settled_balance)
         sizes_in_gb = _memory_fields(loaded, self._pool, self._model.device)
@@ -146,6 +148,9 @@ class ModelBackend:
             prompts = capture_prompts(model, self.state, resolved, sizes, CudaCapture())
             self.steps.batches = replace(self.steps.batches, graphs=prompts)
             self.steps.capture(graph_sizes(config), self.context_tokens, CudaCapture(), two_batch)
+            counts = {"decoding": self.steps.graphs.count, "prompts": 0 if prompts is None else prompts.count}
+            _log.info("captured steps", extra={"fields": counts})
+        times.mark("graphs")
 
     def _free(self) -> None:
         # Memory may have lacked before all of them were made.
@@ -163,7 +168,7 @@ class ModelBackend:
             return
         limits = sizes[-1], self.context_tokens, config.max_requests
         for rows in largest_steps(*limits, self.state.padding_block, drafts, config.sparse_prefill.offered):
-            execute(self, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
+            self._run(self.steps, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
 
     @property
     def weights(self) -> Model:
@@ -204,15 +209,24 @@ class ModelBackend:
         if self._following is not None:
             self._following.wrote(first, self.draft_layers, block_ids)
 
-    @torch.inference_mode()
     def launch(self, batch: Batch, shape: StepShape) -> Launched:
         """Queue the batch's tokens and the writes of their KV; without rows, only padding."""
         if self._balancer is not None:
             self._balancer.before_step()
+        return self._launch(self.steps, batch, shape)
+
+    def _run(self, steps: Steps, batch: Batch, shape: StepShape) -> None:
+        """Run a step that no request asked for."""
+        launched = self._launch(steps, batch, shape)
+        launched.draw()
+        launched.collect()
+
+    @torch.inference_mode()
+    def _launch(self, steps: Steps, batch: Batch, shape: StepShape) -> Launched:
         if self._following is not None:
             batch = self._following.next_batch(batch)
         events = StepEvents(batch.on_layers, self._exchange.check) if self.asynchronous else None
-        return self.steps.launch(batch, shape, events)
+        return steps.launch(batch, shape, events)
 
     @property
     def captured_rows(self) -> int:

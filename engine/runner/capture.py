@@ -1,7 +1,8 @@
 """Work that is captured to run again with few launches: whole steps, or steps in pieces (piecewise CUDA graphs)."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -34,14 +35,17 @@ class Pieces(Protocol):
 
 
 class Capture(Protocol):
-    """Captures work that always uses the same tensors. What one capture has captured runs one at a time."""
+    """Captures work that always uses the same tensors. What one capture has captured runs one at a time.
+
+    Compilation and one-time allocations must not happen in a capture: what the work launches has run before.
+    """
 
     def whole(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Run the work once, and capture it. Returns a function that runs it again."""
+        """Capture the work. Returns a function that runs it."""
         ...
 
     def in_pieces(self, work: Callable[[Pieces], None]) -> Pieces:
-        """Capture the work, which has run before. It calls `cut` and `layer_enqueued` of what it is given."""
+        """Capture the work. It calls `cut` and `layer_enqueued` of what it is given."""
         ...
 
 
@@ -49,18 +53,22 @@ class CudaCapture:
     """A `Capture` as CUDA graphs, which share memory: the largest, captured first, sets its size."""
 
     def __init__(self) -> None:
+        # Memory that earlier steps have left would not be there for graphs.
+        torch.cuda.empty_cache()
         self._handle: Any = torch.cuda.graph_pool_handle()
         # The stream on which all are captured, since torch reuses what is freed on a stream for that stream alone. Its
         # priority puts steps before the copies of transfers, which use what steps leave of the device.
         self._stream = torch.cuda.Stream(priority=HIGH_PRIORITY)
 
     def whole(self, work: Callable[[], None]) -> Callable[[], None]:
-        # Compilation and one-time allocations must not happen in a capture.
-        work()
-        torch.cuda.synchronize()
+        # Not `torch.cuda.graph`, which waits for the device and gives its free memory back before each capture.
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._handle, stream=self._stream):
-            work()
+        with _capturing(self._stream):
+            graph.capture_begin(self._handle)
+            try:
+                work()
+            finally:
+                graph.capture_end()
         return graph.replay
 
     def in_pieces(self, work: Callable[[Pieces], None]) -> Pieces:
@@ -81,12 +89,12 @@ class _CudaPieces:
         """work: is captured, not run; it calls `cut` and `layer_enqueued`."""
         self._handle = handle
         self._pieces: list[_Piece] = []
-        torch.cuda.synchronize()
-        gc.collect()
-        with torch.cuda.stream(stream):
+        with _capturing(stream):
             self._begin()
-            work(self)
-            self._end()
+            try:
+                work(self)
+            finally:
+                self._end()
 
     def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
         self._end()
@@ -112,6 +120,21 @@ class _CudaPieces:
 
     def _end(self) -> None:
         self._pieces[-1].graph.capture_end()
+
+
+@contextmanager
+def _capturing(stream: torch.cuda.Stream) -> Iterator[None]:
+    """On the stream, while no garbage is collected: some would end events or graphs of the device, which a capture does
+    not allow. Collecting it before each capture instead would take a tenth of a second.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Memory:

@@ -1,6 +1,7 @@
 """Decode steps as captured CUDA graphs: one launch instead of some two thousand."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -83,6 +84,10 @@ class DecodeGraphs:
     def most_rows(self) -> int:
         return self._graphs[-1].rows
 
+    @property
+    def count(self) -> int:
+        return len(self._graphs)
+
     def fit(self, shape: StepShape) -> bool:
         return shape.decode_only and shape.rows <= self.most_rows
 
@@ -108,8 +113,11 @@ class _DecodeGraph:
         inputs = unpack_decode_rows(self.packed, rows)
         halves = two_batch.wanted(rows, decode_only=True)
 
-        def forward() -> None:
+        def forward(model: Model) -> None:
             parts = step_parts.decode_parts(inputs.known(state), state, halves=halves)
             self.logits = step_parts.logits(model, parts)
 
-        self.replay = capture.whole(forward)
+        forward(model.short())
+        self.replay = capture.whole(partial(forward, model))
+        # The first run takes a graph to the device, while the host captures the next one.
+        self.replay()

@@ -57,6 +57,10 @@ class MicroBatches:
             return halves(rows, shape, self.size)
         return [MicroBatch(rows, self.size(shape.tokens))]
 
+    @property
+    def uncaptured(self) -> "MicroBatches":
+        return replace(self, graphs=None)
+
     def captured(self, contexts: Sequence[ForwardContext]) -> PromptGraphs | None:
         """The graphs that compute the hidden states of such a step's parts; None if no graphs do."""
         return self.graphs if self.graphs is not None and self.graphs.fit(contexts) else None

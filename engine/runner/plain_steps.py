@@ -31,6 +31,9 @@ class PlainSteps:
         self._sampler = sampler
         self.graphs: DecodeGraphs | NoGraphs = NoGraphs()
 
+    def shortened(self) -> "PlainSteps":
+        return PlainSteps(self._model.short(), self._state, self._sampler, self.batches.uncaptured)
+
     @torch.inference_mode()
     def capture(self, sizes: Sequence[int], longest: int, capture: Capture, two_batch: TwoBatch = NEVER) -> None:
         self.graphs = capture_decoding(self._model, self._state, sizes, longest, capture, two_batch)

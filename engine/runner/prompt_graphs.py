@@ -28,6 +28,10 @@ class PromptGraphs:
         # The largest sets the size of the graphs' memory.
         self._captured = {size: self._capture(model, state, size, capture) for size in sorted(sizes, reverse=True)}
 
+    @property
+    def count(self) -> int:
+        return len(self._captured)
+
     def fit(self, contexts: Sequence[ForwardContext]) -> bool:
         """contexts: of a step's parts."""
         return len(contexts) == 1 and len(contexts[0].token_ids) in self._captured
@@ -57,11 +61,13 @@ class PromptGraphs:
             padding=tokens,
             index_pool=state.index_pool,
         )
-        # Compilation and one-time allocations must not happen in a capture.
-        model.hidden_states(padding)
+        model.short().hidden_states(padding)
 
         def forward(pieces: Pieces) -> None:
             context = replace(padding, cut=pieces.cut)
             self._hidden[:tokens] = model.hidden_states(context, on_layers=pieces.layer_enqueued)
 
-        return capture.in_pieces(forward)
+        pieces = capture.in_pieces(forward)
+        # The first run takes graphs to the device, while the host captures the next ones.
+        pieces.run(padding, None)
+        return pieces

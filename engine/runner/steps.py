@@ -18,6 +18,9 @@ class Graphs(Protocol):
         """Rows of the largest one; 0 if there is none."""
         ...
 
+    @property
+    def count(self) -> int: ...
+
     def fit(self, shape: StepShape) -> bool:
         """Whether a step of this shape runs as a captured one."""
         ...
@@ -26,7 +29,7 @@ class Graphs(Protocol):
 class NoGraphs:
     """No step is captured."""
 
-    most_rows = 0
+    most_rows = count = 0
 
     def fit(self, shape: StepShape) -> bool:
         return False
@@ -43,6 +46,10 @@ class Steps(Protocol):
     """
 
     batches: MicroBatches
+
+    def shortened(self) -> "Steps":
+        """The same over few layers, and none captured: see `Model.short`."""
+        ...
 
     def capture(self, sizes: Sequence[int], longest: int, capture: Capture, two_batch: TwoBatch) -> None:
         """Capture decode steps of these numbers of rows. longest: tokens of a context. two_batch: which of them are

@@ -91,6 +91,7 @@ class StepTimer:
         def step() -> None:
             step_parts.logits(self._model, contexts)
 
+        step()
         work = CudaCapture().whole(step) if self._graphs and shape.decode_only else step
         seconds = []
         for _ in range(1 + REPEATS):

@@ -3,15 +3,16 @@
 A process that serves again, in another role, runs only those steps that it has not run yet.
 
 Kernels differ by the step's size, by how its rows attend, by how many of them draw, and by how they draw. Each of these
-is run over its range, but not in all combinations, because no kernel depends on two of them.
+is run over its range, but not in all combinations, because no kernel depends on two of them. Steps that are not
+captured run over one layer of each kind, since others of that kind launch the same kernels (`Model.short`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from engine.batch import Backend, Batch, History, Row, StepShape, execute, shape_of
+from engine.batch import Batch, History, Row, StepShape, shape_of
 from engine.config import EngineConfig
 from engine.model.context import DeviceState
 from engine.model.inputs import EXPANDED_TOKENS
@@ -96,30 +97,30 @@ def largest_steps(
 
 
 def warm_up(
-    backend: Backend,
+    run: Callable[[Steps, Batch, StepShape], object],
     steps: Steps,
     state: DeviceState,
     config: EngineConfig,
     sizes: Sequence[int],
+    context_tokens: int,
     warm: set[StepKind],
 ) -> None:
-    """Run the backend's steps that are not `warm` yet, and add them. sizes: see `warm_up_steps`."""
+    """Run the steps that are not `warm` yet, and add them. sizes: see `warm_up_steps`."""
     drafts, sparse = config.drafts.most, config.sparse_prefill.offered
+    short = steps.shortened()
     with span("engine.warm_up"):
-        each = list(
-            warm_up_steps(sizes, backend.context_tokens, config.max_requests, state.padding_block, drafts, sparse)
-        )
+        each = list(warm_up_steps(sizes, context_tokens, config.max_requests, state.padding_block, drafts, sparse))
         progress = ProgressLog("warming up: compiling what steps need", len(each))
         for rows in each:
             shape = replace(shape_of(rows), drafts=drafts)
             padded, captured = steps.batches.size(shape.tokens), steps.graphs.fit(shape)
             kind = (state.kv_pool.dtype, state.quantized_prompts, *_kind_of(rows, padded, captured))
             if kind not in warm:
-                execute(backend, Batch(0, rows), shape)
+                run(steps if captured else short, Batch(0, rows), shape)
                 warm.add(kind)
             progress.advance()
         for decode_only in (True, False):
-            execute(backend, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
+            run(steps, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
 
 
 def _kind_of(rows: Sequence[Row], tokens: int, captured: bool) -> StepKind:

@@ -78,6 +78,7 @@ def give_prompt_graphs(backend: ModelBackend, sizes: Sequence[int]) -> EagerCapt
     capture = EagerCapture()
     with torch.inference_mode():
         graphs = PromptGraphs(backend.weights, backend.state, sizes, capture)
+    capture.runs = 0
     pad_steps(backend, [*sizes, backend.weights.config.max_position_embeddings])
     backend.steps.batches = replace(backend.steps.batches, graphs=graphs)
     return capture

@@ -38,7 +38,8 @@ def test_drafting_takes_about_a_layer_and_the_head_a_guess(monkeypatch: pytest.M
         backend.weights, backend.state, config, requests=2, context=100, floor_us=1.0, capture=capture
     )
     assert (found.requests, found.drafts) == (2, 2)
-    assert capture.runs == 2 * (draft_overhead.WARM_REPEATS + draft_overhead.REPEATS) + 1
+    # Each graph is run once when it is captured.
+    assert capture.runs == 2 * (1 + draft_overhead.WARM_REPEATS + draft_overhead.REPEATS)
     assert 0.3 < found.ratio < 5
     # Rows end in blocks of their own; a new graph is filled up with padding.
     written = (backend.state.kv_pool != 0).any(3).any(2).any(0).nonzero().flatten()

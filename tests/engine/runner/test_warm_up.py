@@ -5,16 +5,19 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from engine.batch import Batch, Launched, Row, StepShape, execute, shape_of
+from engine.batch import Batch, Row, StepShape, execute, shape_of
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.model.config import read_model_config
 from engine.model.inputs import absorbed_is_cheaper
 from engine.runner.backend import ModelBackend
 from engine.runner.sizes import padded_size, step_sizes
-from engine.runner.warm_up import StepKind, largest_steps, warm_up, warm_up_steps
+from engine.runner.steps import Steps
+from engine.runner.warm_up import WAYS_TO_DRAW, StepKind, largest_steps, warm_up, warm_up_steps
+from engine.step.two_batch import NEVER
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
 from tests.support.checkpoints import model_backend, tiny_checkpoint
+from tests.support.eager_graphs import EagerCapture
 
 SHIPPED_MODEL = Path(__file__).parents[3] / "models/tiny-r1"
 LIMITS = list(product((1, 17, 96, 300, 2048), (1, 2, 64, 100, 4096), (1, 2, 16)))
@@ -136,23 +139,32 @@ def test_a_gpu_makes_its_pool_and_graphs_again(monkeypatch: pytest.MonkeyPatch) 
     execute(backend, Batch(0, [Row([0] * 40, 0, [0], Sampling())]))
 
 
-def test_a_process_runs_no_step_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_captured_steps_run_over_all_layers(tmp_path: Path) -> None:
+    config = EngineConfig(model_dir=tiny_checkpoint(tmp_path), total_blocks=64, context_tokens=200, max_requests=4)
+    backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)))
+    backend.steps.capture([1, 4], 200, EagerCapture(), NEVER)
+    whole: dict[bool, list[StepShape]] = {True: [], False: []}
+
+    def run(steps: Steps, batch: Batch, shape: StepShape) -> None:
+        if batch.rows:
+            whole[steps is backend.steps].append(shape)
+
+    warm_up(run, backend.steps, backend.state, config, step_sizes(64), 200, set())
+    assert all(shape.decode_only for shape in whole[True]) and not any(shape.decode_only for shape in whole[False])
+    assert len(whole[True]) == 1 + len(WAYS_TO_DRAW) and len(whole[False]) > len(step_sizes(64))
+
+
+def test_a_process_runs_no_step_twice(tmp_path: Path) -> None:
     """The process serves in one role, then in the other, whose steps are larger, then in the first one again."""
-    ran: list[int] = []
-    launch = ModelBackend.launch
-
-    def counted(backend: ModelBackend, batch: Batch, shape: StepShape) -> Launched:
-        ran.append(shape.tokens)
-        return launch(backend, batch, shape)
-
-    monkeypatch.setattr(ModelBackend, "launch", counted)
+    ran: list[StepShape] = []
     config = EngineConfig(model_dir=tiny_checkpoint(tmp_path), total_blocks=64, context_tokens=200, max_requests=4)
     backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)))
     warm: set[StepKind] = set()
     counts = []
     for most in (64, 128, 64):
         ran.clear()
-        warm_up(backend, backend.steps, backend.state, config, step_sizes(most), warm)
+        sizes = step_sizes(most)
+        warm_up(lambda *step: ran.append(step[-1]), backend.steps, backend.state, config, sizes, 200, warm)
         counts.append(len(ran))
     first, larger, again = counts
     # Two steps without rows are run each time.
