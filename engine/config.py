@@ -183,8 +183,8 @@ class EngineConfig(Config):
     host_blocks: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Blocks of 64 tokens that each rank keeps in host memory once its KV pool evicts them; requests read them back
     instead of computing them. "auto" takes a tenth of the host's available memory (of the container's limit, if that is
-    lower), divided among the ranks of the host, or its TP groups; on a GPU no more than can be page-locked in two
-    seconds, which a start waits. 0 keeps none. Without room for as many as are asked for, a warning is logged and none
+    lower), divided among the ranks of the host, or its TP groups; on a GPU it is page-locked in the
+    first seconds of serving. 0 keeps none. Without room for as many as are asked for, a warning is logged and none
     are kept.
     """
     kv_memory_fraction: float | None = Field(default=None, gt=0, le=0.95)

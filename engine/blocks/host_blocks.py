@@ -53,6 +53,7 @@ class HostBlocks:
     """
 
     def __init__(self, total: int) -> None:
+        """total: may grow."""
         self.total = total
         self._hosted: dict[bytes, _Hosted] = {}
         # How many blocks here continue each content, which need not be here itself.

@@ -14,9 +14,6 @@ _log = logging.getLogger("deepmesh.engine")
 # Part of the available memory that blocks in host memory get by default, divided among the TP groups of a host: only
 # the first rank of a group keeps blocks. On a CPU they take it only as they are written.
 HOST_SHARE = 0.1
-# A GPU copies from memory that is page-locked, which the machine must give first. One virtual machine gave 0.3 GB/s of
-# what it had never used, another 20 (bench.memory.page_locking). By default a start waits no longer for it than this.
-LOCKING_SECONDS = 2.0
 
 
 def check_room(total_blocks: int, block_bytes: int, there_bytes: int) -> None:
@@ -38,35 +35,27 @@ def host_slots(
     """Host memory for the blocks that a rank's pool evicts; None if there is to be none. If it cannot be had, a warning
     says so, and the rank does without.
 
-    make: takes the number of blocks, and raises MemoryError or EngineFailed if there is no memory for them. It may make
-    fewer.
+    make: takes the number of blocks, and raises MemoryError or EngineFailed if there is no memory for them.
     """
     there_bytes = machine_memory().room // config.parallel.groups_a_host
     count = _blocks(config, device, there_bytes // block_bytes)
     if not count:
         return None
-    why = f"{there_bytes / 1e9:,.1f} GB are available"
+    size, why = f"{count * block_bytes / 1e9:,.1f} GB", f"{there_bytes / 1e9:,.1f} GB are available"
     if count * block_bytes <= there_bytes:
         try:
-            return _logged(make(count), count, block_bytes)
+            slots = make(count)
+            _log.info("evicted blocks are kept in host memory", extra={"fields": {"blocks": count, "size": size}})
+            return slots
         except MemoryError:
             why = "the system grants no such memory"
         except EngineFailed as error:
             why = error.message
-    size = f"{count * block_bytes / 1e9:,.1f} GB"
     _log.warning(
         "no blocks are kept in host memory: lower engine.host_blocks, or free memory",
         extra={"fields": {"blocks": count, "size": size, "why": why}},
     )
     return None
-
-
-def _logged(slots: HostSlots, asked: int, block_bytes: int) -> HostSlots:
-    fields = {"blocks": slots.count, "size": f"{slots.count * block_bytes / 1e9:,.1f} GB"}
-    if slots.count < asked:
-        fields["why"] = f"no more were locked in {LOCKING_SECONDS:g} s: engine.host_blocks={asked} is the whole share"
-    _log.info("evicted blocks are kept in host memory", extra={"fields": fields})
-    return slots
 
 
 def _blocks(config: EngineConfig, device: Literal["cpu", "cuda", "oracle"], there_blocks: int) -> int:

@@ -12,15 +12,18 @@ from transfer.memory import Done, Pending, Pool
 
 
 class HostSlots(Protocol):
-    """The bytes of `count` blocks outside the pool, next to a pool of blocks with as many layers.
+    """The bytes of `count` blocks outside the pool, next to a pool of blocks with as many layers. There may be more
+    slots each time that one asks.
 
     Copies are carried out in the order of the calls. A block that is read or written belongs to the copy until it has
     completed: nothing else may write to it, and of one that is read back nothing else may read.
     """
 
-    count: int
     # Whether copies may complete after the call that begins them.
     completes_later: bool
+
+    @property
+    def count(self) -> int: ...
 
     def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
         """Copy each of the pool's `blocks`, with all layers, to the slot at the same place of `slots`."""

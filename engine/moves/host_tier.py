@@ -36,6 +36,7 @@ class HostTier:
 
     @property
     def status(self) -> HostTierStatus:
+        self.blocks.total = self._slots.count
         return HostTierStatus(
             self.blocks.total, len(self.blocks), self._written, self._read, self._bytes_per_second.value
         )
@@ -63,6 +64,7 @@ class HostTier:
 
     def _write(self, blocks: Sequence[Evicted]) -> None:
         """Begin to copy those of the blocks that are not in host memory yet."""
+        self.blocks.total = self._slots.count
         # A block may get the slot of one that was added just before it: the later copy stays.
         places = [(each.block, slot) for each in blocks if (slot := self.blocks.add(each)) is not None]
         if places:

@@ -24,7 +24,7 @@ from engine.memory.free_memory import free_bytes
 from engine.memory.pool_check import Serving, allocates, settle_pool
 from engine.memory.pool_plan import PoolPlan, device_state, plan_pool
 from engine.memory.rank_memory import GB
-from engine.memory.room import LOCKING_SECONDS, host_slots
+from engine.memory.room import host_slots
 from engine.model.model import Model
 from engine.moves.host_slots import HostSlots, PlainSlots
 from engine.pace.first_speed import measure_speed
@@ -187,9 +187,7 @@ class ModelBackend:
 
     def host_slots(self) -> HostSlots | None:
         if self.asynchronous:
-            seconds = LOCKING_SECONDS if self._config.host_blocks == "auto" else None
-            made = partial(StagedSlots, self.state.planes, seconds=seconds)
-            slots = host_slots(self._config, "cuda", self.block_bytes, made)
+            slots = host_slots(self._config, "cuda", self.block_bytes, partial(StagedSlots, self.state.planes))
         else:
             slots = host_slots(self._config, "cpu", self.block_bytes, partial(PlainSlots, self._host_planes))
         return slots if slots is None or self._following is None else self._following.watched_slots(slots)

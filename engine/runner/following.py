@@ -170,7 +170,11 @@ class _WatchedSlots:
         self._slots = slots
         self._layers = layers
         self._landings = landings
-        self.count, self.completes_later = slots.count, slots.completes_later
+        self.completes_later = slots.completes_later
+
+    @property
+    def count(self) -> int:
+        return self._slots.count
 
     def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
         return self._slots.write(blocks, slots)

@@ -6,24 +6,25 @@ import torch
 
 from engine.memory.memory_plan import host_staged_blocks
 from engine.offload.host_pages import HostPages
+from engine.runner.growing_pages import GrowingPages
 from kernels.host_copy import to_indices
 from mesh.errors import EngineFailed
 from transfer.memory import Done, Pending
 
 
 class StagedSlots:
-    """An `engine.moves.host_slots.HostSlots`. Blocks lie scattered over the pool's layers, so they are gathered on the
-    GPU first, several at a time; each block then crosses the link in one copy.
+    """An `engine.moves.host_slots.HostSlots` that grows, as far as its memory is page-locked. Blocks lie scattered over
+    the pool's layers, so they are gathered on the GPU first, several at a time; each block then crosses the link in one
+    copy.
 
     All of that is queued on a stream of its own, in the order of the calls. The host alone orders it with the engine's
     stream: it has blocks copied that no step in flight writes, and waits for a copy before it gives a block to others.
     On a CPU, where the pool is in host memory too, copies are done at once.
     """
 
-    def __init__(self, planes: Sequence[torch.Tensor], count: int, seconds: float | None = None) -> None:
+    def __init__(self, planes: Sequence[torch.Tensor], count: int) -> None:
         """planes: of the pool, [layers, blocks, ...] contiguous, with a multiple of 8 bytes of a block in a layer;
-        seconds: about how long it may take to get the memory. There are fewer blocks then, if it is slow. Raises
-        MemoryError or EngineFailed if no memory can be had, or it cannot be page-locked.
+        count: of blocks in the end. Raises MemoryError or EngineFailed if there is no memory.
         """
         assert all(pool.is_contiguous() for pool in planes)
         # [blocks, layers, words] each, of int64, because not every operation takes one-byte floats.
@@ -31,27 +32,29 @@ class StagedSlots:
         self._device = planes[0].device
         self.completes_later = planes[0].is_cuda
         words = [plane[0].numel() for plane in self._planes]
-        block_bytes = 8 * sum(words)
+        block_bytes = self._block_bytes = 8 * sum(words)
         try:
             self._staging = self._planes[0].new_empty((host_staged_blocks(block_bytes), sum(words)))
         except torch.OutOfMemoryError as error:
             raise EngineFailed("the GPU has no room for copies to host memory: lower engine.total_blocks") from error
-        node = _node_of(self._device)
         try:
-            self._pages = HostPages(
-                count * block_bytes, page_locked=self._device.type == "cuda", seconds=seconds, node=node
-            )
+            self._pages = _pages(count, block_bytes, self._device)
         except OSError as error:
             raise MemoryError(str(error)) from error
-        self.count = len(self._pages.tensor) // block_bytes
         # A block in a slot, or in staging, is all layers of the first plane, then those of the next.
-        self._slots = self._pages.tensor[: self.count * block_bytes].view(torch.int64).view(self.count, sum(words))
+        self._slots = self._pages.tensor.view(torch.int64).view(count, sum(words))
         # By plane, its part of staging: [blocks, layers, words].
         self._staged = [
             part.unflatten(1, plane.shape[1:])
             for part, plane in zip(self._staging.split(words, dim=1), self._planes, strict=True)
         ]
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    @property
+    def count(self) -> int:
+        if isinstance(self._pages, GrowingPages):
+            return self._pages.locked_bytes // self._block_bytes
+        return len(self._slots)
 
     @torch.inference_mode()
     def write(self, blocks: Sequence[int], slots: Sequence[int]) -> Pending[None]:
@@ -99,14 +102,13 @@ class StagedSlots:
             yield self._staging[: len(part)], part, second[start : start + size]
 
 
-def _node_of(device: torch.device) -> int | None:
-    """The node of the host's memory that is nearest to a GPU."""
+def _pages(count: int, block_bytes: int, device: torch.device) -> GrowingPages | HostPages:
     if device.type != "cuda":
-        return None
+        return HostPages(count * block_bytes, page_locked=False)
     # Imported only here: it needs CUDA's bindings.
     from engine.runner.device_node import node_of_gpu
 
-    return node_of_gpu(device.index)
+    return GrowingPages(count * block_bytes, block_bytes, node_of_gpu(device.index))
 
 
 class _Queued:

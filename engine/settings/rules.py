@@ -226,7 +226,7 @@ def prompt_share(at: Situation) -> Choice:
 
 
 def host_blocks(at: Situation) -> Choice:
-    why = "a tenth of the host's memory, as far as 2 s lock it: later turns begin after 74 ms, 4,558 without (an H200)"
+    why = "a tenth of the host's memory, locked once it serves: later turns begin after 74 ms, 4,558 without (an H200)"
     return Choice("host_blocks", "auto", why)
 
 

@@ -93,11 +93,7 @@ def test_no_more_is_taken_than_the_container_may_have(monkeypatch: pytest.Monkey
 
 
 def test_a_start_says_how_many_blocks_it_keeps(caplog: pytest.LogCaptureFixture) -> None:
-    def slowly(count: int) -> Any:
-        return SimpleNamespace(count=count // 4)
-
     with caplog.at_level(logging.INFO, "deepmesh.engine"):
-        assert host_slots(oracle_config(), "cuda", BLOCK_BYTES, slowly) is not None
+        taken(oracle_config(), "cuda")
     (record,) = caplog.records
-    fields = record.fields  # type: ignore[attr-defined]
-    assert fields["blocks"] == 100 and "engine.host_blocks=400" in fields["why"]
+    assert record.fields == {"blocks": 400, "size": "0.4 GB"}  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """Copies between a pool and host memory, compared with tensors indexed by hand."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -29,7 +30,15 @@ def slots_of(way: str, pool: torch.Tensor) -> tuple[torch.Tensor, HostSlots]:
     if way == "plain":
         return pool, PlainSlots([pool.flatten(2).view(torch.uint8).numpy()], SLOTS)
     pool = pool.cuda() if way == "gpu" else pool
-    return pool, StagedSlots([pool], SLOTS)
+    return pool, staged([pool])
+
+
+def staged(planes: list[torch.Tensor]) -> StagedSlots:
+    """Once all slots are there: on a GPU a thread locks their memory."""
+    slots = StagedSlots(planes, SLOTS)
+    while slots.count < SLOTS:
+        time.sleep(0.001)
+    return slots
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +71,7 @@ def test_all_planes_of_a_block_come_back(way: str) -> None:
         slots: HostSlots = PlainSlots([plane.flatten(2).view(torch.uint8).numpy() for plane in planes], SLOTS)
     else:
         planes = [plane.cuda() for plane in planes] if way == "gpu" else planes
-        slots = StagedSlots(planes, SLOTS)
+        slots = staged(planes)
     before = [bytes_of(plane) for plane in planes]
     slots.write([1, 2, 7], [4, 0, 2]).result()
     slots.read([0, 4, 2], [8, 5, 0]).result()

@@ -302,6 +302,24 @@ async def test_a_rank_without_the_host_memory_it_asked_for_serves() -> None:
     assert found.steps[-1].load.host_tier is None
 
 
+def test_slots_that_come_later_are_used() -> None:
+    """As on a GPU, whose worker page-locks host memory while it serves."""
+    config = oracle_config(total_blocks=8)
+    backend = OracleBackend(config)
+    slots = PlainSlots([backend.pool], 32)
+    slots.count = 0
+    backend.host_slots = lambda: slots  # type: ignore[method-assign]
+    engine = Engine(config, backend, lambda: 0.0)
+    prompts = {key: prompt_of(64 * 7 + 10, seed=key) for key in range(3)}
+    finished(engine, submit_of(0, prompts[0], 1))
+    finished(engine, submit_of(1, prompts[1], 1))
+    assert (status(engine).total_blocks, status(engine).written_blocks) == (0, 0)
+    slots.count = 5
+    exact(finished(engine, submit_of(2, prompts[2], 1)), {2: prompts[2]})
+    assert (status(engine).total_blocks, status(engine).used_blocks) == (5, 5)
+    assert finished(engine, submit_of(3, prompts[1], 1)).cached_tokens[3] > 0
+
+
 def test_what_comes_and_goes_in_host_memory_is_reported() -> None:
     engine = oracle_engine(total_blocks=8, host_blocks=7)
     hashes = []
