@@ -1,10 +1,12 @@
 """CUDA C++ compiled at run time. NVRTC and the driver come with a CUDA build of torch; nvcc is not needed."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -101,10 +103,36 @@ def _shared_bytes(module: driver.CUmodule, name: str) -> int:
 
 @cache
 def _module(source: Path, device: int, macros: tuple[str, ...]) -> driver.CUmodule:
+    return _check(driver.cuModuleLoadData(_compiling(source, _target(device), macros).result().code))
+
+
+def compile_ahead(sources: Iterable[Path], device: int) -> None:
+    """Begin to compile what `load_kernel` will ask for without macros, all sources at once. An error is that of the
+    load.
+    """
+    for source in sources:
+        _compiling(source, _target(device), ())
+
+
+@cache
+def _compiling(source: Path, target: str, macros: tuple[str, ...]) -> "Future[Compiled]":
+    """Begun when first asked for, in a thread: NVRTC lets others run meanwhile, and the process end."""
+    compiled: Future[Compiled] = Future()
+
+    def run() -> None:
+        try:
+            compiled.set_result(compile_source(source, target, macros))
+        except Exception as error:  # noqa: BLE001
+            compiled.set_exception(error)
+
+    Thread(target=run, name=f"nvrtc {source.stem}", daemon=True).start()
+    return compiled
+
+
+def _target(device: int) -> str:
     major, minor = torch.cuda.get_device_capability(device)
     # Warpgroup products exist only in the architecture-specific target.
-    target = f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
-    return _check(driver.cuModuleLoadData(compile_source(source, target, macros).code))
+    return f"sm_{major}{minor}a" if major >= 9 else f"sm_{major}{minor}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,14 @@ from engine.memory.pool_check import Serving, allocates, settle_pool
 from engine.memory.pool_plan import PoolPlan, device_state, plan_pool
 from engine.memory.rank_memory import GB
 from engine.memory.room import host_slots
+from engine.model.config import read_model_config
 from engine.model.model import Model
 from engine.moves.host_slots import HostSlots, PlainSlots
 from engine.pace.first_speed import measure_speed
 from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
 from engine.runner.capture import CudaCapture
+from engine.runner.cuda_sources import needed_sources
 from engine.runner.following import Following
 from engine.runner.graph_sizes import graph_sizes
 from engine.runner.kept_speed import keep_speed, read_speed, speed_file
@@ -46,6 +48,7 @@ from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, largest_steps, warm_up
 from engine.weights.loading import make_model
+from kernels.hopper import is_hopper
 from kernels.host_copy import to_indices
 from mesh.domain.workers import WorkerSpeed
 from mesh.observe import span
@@ -88,6 +91,8 @@ class ModelBackend:
         self.asynchronous = resolved.device == "cuda"
         self.device_name = torch.cuda.get_device_name() if self.asynchronous else "CPU"
         self._exchange = exchange or Alone()
+        if model is None:
+            self._compile_ahead(config.model_dir, resolved)
         self._model = model or make_model(resolved, exchange)
         # All ranks wait for one another here, so that no device waits for a rank that still loads.
         self._model.expert_group.meet()
@@ -128,6 +133,13 @@ class ModelBackend:
         sizes_in_gb = _memory_fields(loaded, self._pool, self._model.device)
         fields = _summary(resolved, self.device_name, self.total_blocks) | sizes_in_gb
         _log.info("model ready", extra={"fields": fields})
+
+    def _compile_ahead(self, model_dir: Path, resolved: ResolvedEngineConfig) -> None:
+        if self.asynchronous and is_hopper():
+            # Imported only here: it needs CUDA's bindings.
+            from kernels.nvrtc import compile_ahead
+
+            compile_ahead(needed_sources(read_model_config(model_dir), resolved), torch.cuda.current_device())
 
     def _serve_from(
         self, pool: PoolPlan, resolved: ResolvedEngineConfig, exchange: RankExchange | None, times: StartTimes

@@ -36,7 +36,7 @@ def _watch_triton(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> None:
 
 def _watch_nvrtc(monkeypatch: pytest.MonkeyPatch, found: list[str]) -> None:
     nvrtc = import_module("kernels.nvrtc")
-    for cached in (nvrtc.load_kernel, nvrtc._module):
+    for cached in (nvrtc.load_kernel, nvrtc._module, nvrtc._compiling):
         cached.cache_clear()
     compile_source = nvrtc.compile_source
 

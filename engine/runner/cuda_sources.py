@@ -1,0 +1,68 @@
+"""Which CUDA sources a model's steps launch on Hopper, so that they are compiled while weights are read.
+
+Adapters decide it launch by launch, by shapes. This only has to be about right: what it lacks is compiled when it is
+first launched, and what it has too many of has cost some idle cores.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.config import ResolvedEngineConfig
+from engine.model.config import ModelConfig
+from engine.model.quantization import Stored
+from kernels import __file__ as package
+
+ALWAYS = (
+    "mla_decode/combine",
+    "mla_decode/parts",
+    "mla_projections/few_tokens",
+    "mla_projections/pieces",
+    "moe_gate/choice",
+    "moe_gate/few_tokens",
+    "norm/clusters",
+)
+# By the widths of a head: its own channels of the keys, those that all heads share, and its values.
+PROMPTS = {
+    (128, 64, 128): "mla_prefill/bf16_prefill",
+    (128, 64, 192): "mla_prefill/bf16_prefill_192",
+    (192, 64, 256): "mla_prefill/bf16_prefill_256",
+}
+ONE_BYTE = "float8_e4m3fn"
+
+
+def needed_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> list[Path]:
+    """Of a model as its config.json describes it. None if it computes in another dtype than bfloat16."""
+    if resolved.dtype != "bfloat16":
+        return []
+    names = [*ALWAYS, *_attention(model, resolved), *_products(model, resolved)]
+    if resolved.config.parallel.ranks_a_host > 1:
+        names += ["peer_exchange/gather", "peer_exchange/norm", "peer_exchange/reduce"]
+    folder = Path(package).parent
+    return [folder / operation / "cuda" / f"{stem}.cu" for operation, stem in (name.split("/") for name in names)]
+
+
+def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[str]:
+    kind = "fp8" if resolved.kv_dtype == ONE_BYTE else "bf16"
+    if model.indexer is None:
+        yield f"mla_decode/{kind}_decode"
+    else:
+        yield from (f"mla_selected/{kind}_selected", "index_keys/rows", "index_scores/scores", "top_tokens/choice")
+    widths = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
+    if widths in PROMPTS:
+        yield PROMPTS[widths]
+    if resolved.prompt_attention_dtype == ONE_BYTE:
+        yield from ("mla_prefill/fp8_prefill", "mla_prefill/fp8_quantize")
+    if resolved.config.sparse_prefill.offered is not None:
+        yield "sparse_prefill/bf16_sparse_prefill"
+
+
+def _products(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[str]:
+    stored, weights = model.quantization, resolved.weights
+    if weights == "dequantized":
+        return
+    if weights in ("fp8", "w4a8") or Stored.FP8 in (stored.linear, stored.experts):
+        yield from ("fp8_gemm/few_rows", "fp8_gemm/many_rows", "swiglu/bf16")
+    if weights == "w4a8" or stored.experts is Stored.INT4:
+        yield from ("w4a8_gemm/few_tokens", "w4a8_gemm/w4a8")
+    if stored.experts is Stored.NVFP4:
+        yield "nvfp4_gemm/nvfp4"
