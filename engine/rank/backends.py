@@ -64,8 +64,8 @@ class Backends:
         if self._peers is not None and not self._connected:
             self._connect(self._peers, resolved.device, hardware)
         self._limit(STARTING_SECONDS)
-        speeds = None if config.warm_up == "off" else cache_folder()
-        backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm, speeds)
+        kept = None if config.warm_up == "off" else cache_folder()
+        backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm, kept)
         if resolved.warm_up:
             # Without the warm-up a rank may still compile while it serves.
             self._limit(SERVING_SECONDS)

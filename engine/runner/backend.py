@@ -12,9 +12,8 @@ import torch
 
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Launched, SparseMeasure, StepShape, StepTimes, shape_of
+from engine.batch import Batch, Launched, SparseMeasure, StepShape, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
-from engine.drafts.depth_times import measure_depths
 from engine.drafts.draft_steps import DraftSteps
 from engine.drafts.drafting import Drafter
 from engine.drafts.relaxation import RelaxationRule
@@ -28,14 +27,13 @@ from engine.memory.room import host_slots
 from engine.model.config import read_model_config
 from engine.model.model import Model
 from engine.moves.host_slots import HostSlots, PlainSlots
-from engine.pace.first_speed import measure_speed
 from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
 from engine.runner.capture import CudaCapture
-from engine.runner.cuda_sources import needed_sources
+from engine.runner.cuda_sources import compile_sources
 from engine.runner.following import Following
 from engine.runner.graph_sizes import graph_sizes
-from engine.runner.kept_speed import keep_speed, read_speed, speed_file
+from engine.runner.kept_times import known_times, times_file
 from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
@@ -48,10 +46,7 @@ from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, largest_steps, warm_up
 from engine.weights.loading import make_model
-from kernels.hopper import is_hopper
 from kernels.host_copy import to_indices
-from mesh.domain.workers import WorkerSpeed
-from mesh.observe import span
 from mesh.start_times import StartTimes
 from transfer.host_memory import HostMemory
 from transfer.memory import KvMemory, Pool
@@ -75,12 +70,12 @@ class ModelBackend:
         exchange: RankExchange | None = None,
         times: StartTimes | None = None,
         warm: set[StepKind] | None = None,
-        speeds: Path | None = None,
+        kept: Path | None = None,
     ) -> None:
         """model: by default the one that `resolved` describes; exchange: with the worker's other ranks, if there are
         any. `times` is told what each phase took. warm: kinds of steps that earlier backends of this process ran with
-        this model; this one adds its own. speeds: the folder that keeps the speed of workers like this one; None leaves
-        the speed unknown.
+        this model; this one adds its own. kept: the folder that keeps what workers like this one have measured; None
+        leaves the speed unknown.
         """
         times = times or StartTimes()
         config = resolved.config
@@ -91,8 +86,8 @@ class ModelBackend:
         self.asynchronous = resolved.device == "cuda"
         self.device_name = torch.cuda.get_device_name() if self.asynchronous else "CPU"
         self._exchange = exchange or Alone()
-        if model is None:
-            self._compile_ahead(config.model_dir, resolved)
+        if model is None and self.asynchronous:
+            compile_sources(read_model_config(config.model_dir), resolved)
         self._model = model or make_model(resolved, exchange)
         # All ranks wait for one another here, so that no device waits for a rank that still loads.
         self._model.expert_group.meet()
@@ -125,21 +120,15 @@ class ModelBackend:
             kinds = set() if warm is None else warm
             warm_up(self._run, self.steps, self.state, config, sizes, self.context_tokens, kinds)
         times.mark("warm-up")
-        self.step_times = self._measured_depths(config) if config.drafts.next_n == "auto" else None
-        self.speed = None if speeds is None else self._known_speed(speeds, resolved)
+        file = None if kept is None else times_file(kept, model_config, self.namespace, resolved)
+        known = known_times(self, file, config, self.state.padding_block, group.largest)
+        self.speed, self.step_times = known.speed, known.steps
         times.mark("speed")
         # Made after all steps that no request asked for, so that their choices of experts do not count.
         self._balancer = _make_balancer(self._model, exchange, config.settled_balance)
         sizes_in_gb = _memory_fields(loaded, self._pool, self._model.device)
         fields = _summary(resolved, self.device_name, self.total_blocks) | sizes_in_gb
         _log.info("model ready", extra={"fields": fields})
-
-    def _compile_ahead(self, model_dir: Path, resolved: ResolvedEngineConfig) -> None:
-        if self.asynchronous and is_hopper():
-            # Imported only here: it needs CUDA's bindings.
-            from kernels.nvrtc import compile_ahead
-
-            compile_ahead(needed_sources(read_model_config(model_dir), resolved), torch.cuda.current_device())
 
     def _serve_from(
         self, pool: PoolPlan, resolved: ResolvedEngineConfig, exchange: RankExchange | None, times: StartTimes
@@ -275,22 +264,6 @@ class ModelBackend:
             return None
         blocks = range(self.total_blocks, self.total_blocks + count)
         return Spreading(exchange, self.state, self._model.config.num_hidden_layers, blocks, fewest)
-
-    def _measured_depths(self, config: EngineConfig) -> StepTimes:
-        with span("engine.measure_drafts"):
-            return measure_depths(self, config.max_requests, config.drafts.most, self.state.padding_block)
-
-    def _known_speed(self, folder: Path, resolved: ResolvedEngineConfig) -> WorkerSpeed:
-        file = speed_file(folder, self._model.config, self.namespace, resolved)
-        known = read_speed(file)
-        # All ranks measure, or none does: some may have found what others have just written.
-        lacking = self._model.expert_group.largest(float(known is None))
-        if known is not None and not lacking:
-            return known
-        with span("engine.measure_speed"):
-            known = measure_speed(self, resolved.config, self.state.padding_block)
-        keep_speed(file, known)
-        return known
 
 
 def _make_balancer(model: Model, exchange: RankExchange | None, config: BalanceConfig) -> Balancer | None:

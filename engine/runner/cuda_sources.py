@@ -7,10 +7,13 @@ first launched, and what it has too many of has cost some idle cores.
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from engine.config import ResolvedEngineConfig
 from engine.model.config import ModelConfig
 from engine.model.quantization import Stored
 from kernels import __file__ as package
+from kernels.hopper import is_hopper
 
 ALWAYS = (
     "mla_decode/combine",
@@ -30,8 +33,17 @@ PROMPTS = {
 ONE_BYTE = "float8_e4m3fn"
 
 
+def compile_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> None:
+    """Begin to compile what a model on a GPU needs, if the GPU is a Hopper."""
+    if is_hopper():
+        # Imported only here: it needs CUDA's bindings.
+        from kernels.nvrtc import compile_ahead
+
+        compile_ahead(needed_sources(model, resolved), torch.cuda.current_device())
+
+
 def needed_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> list[Path]:
-    """Of a model as its config.json describes it. None if it computes in another dtype than bfloat16."""
+    """model: as its config.json describes it. Without any if it computes in another dtype than bfloat16."""
     if resolved.dtype != "bfloat16":
         return []
     names = [*ALWAYS, *_attention(model, resolved), *_products(model, resolved)]

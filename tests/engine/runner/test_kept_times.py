@@ -1,40 +1,43 @@
-"""The speed that a worker measured before it served, kept for later starts."""
+"""What a worker measured before it served, kept for later starts."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import engine.runner.backend
-from engine.config import EngineConfig, Hardware, resolve
+from engine.batch import StepTimes
+from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.exchange.host import HostExchange
+from engine.oracle.backend import OracleBackend
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.runner import kept_times
 from engine.runner.backend import ModelBackend
-from engine.runner.kept_speed import keep_speed, read_speed, speed_file
+from engine.runner.kept_times import KnownTimes, keep_times, known_times, read_times, times_file
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import PromptPace, WorkerSpeed
 from tests.support.checkpoints import tiny_checkpoint
+from tests.support.engines import oracle_config
 from tests.support.rank_threads import on_each_rank
 
-SPEED = WorkerSpeed(12.5, 8.0, PromptPace(3000.0, 64.0, 128.0))
+TIMES = KnownTimes(WorkerSpeed(12.5, 8.0, PromptPace(3000.0, 64.0, 128.0)), StepTimes([1, 2], [[0.1, 0.2], [0.3, 0.4]]))
 
 
 def config_of(checkpoint: Path, **settings: Any) -> EngineConfig:
     return EngineConfig(model_dir=checkpoint, device="cpu", total_blocks=4, max_step_tokens=64, threads=1, **settings)
 
 
-def backend_of(config: EngineConfig, speeds: Path | None, peers: Peers | None = None) -> ModelBackend:
+def backend_of(config: EngineConfig, kept: Path | None, peers: Peers | None = None) -> ModelBackend:
     exchange = None if peers is None else HostExchange(peers)
-    return ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=exchange, speeds=speeds)
+    return ModelBackend(resolve(config, Hardware(0, 1 << 30)), exchange=exchange, kept=kept)
 
 
 def test_a_second_start_takes_what_the_first_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, cache = config_of(tiny_checkpoint(tmp_path / "model", num_hidden_layers=2)), tmp_path / "cache"
     first = backend_of(config, cache).speed
     assert first is not None and first.decode_step_ms > 0 < first.prompts.tokens_per_second
-    monkeypatch.setattr(engine.runner.backend, "measure_speed", None)
+    monkeypatch.setattr(kept_times, "measure_speed", None)
     assert backend_of(config, cache).speed == first
     assert backend_of(config, None).speed is None
 
@@ -66,17 +69,35 @@ def test_other_configurations_have_other_files(tmp_path: Path, changes: dict[str
 
     def file_of(config: EngineConfig) -> Path:
         resolved = resolve(config, Hardware(0, 1 << 30))
-        return speed_file(tmp_path, backend.weights.config, KvNamespace("", "", 1, ""), resolved)
+        return times_file(tmp_path, backend.weights.config, KvNamespace("", "", 1, ""), resolved)
 
     config = config_of(checkpoint)
     assert (file_of(config.model_copy(update=changes)) == file_of(config)) == same
 
 
 def test_a_file_that_says_something_else_is_measured_again(tmp_path: Path) -> None:
-    file = tmp_path / "cache" / "speed.json"
-    assert read_speed(file) is None
-    keep_speed(file, SPEED)
-    assert read_speed(file) == SPEED
-    for text in ("{", "[]", '{"decode_step_ms": "fast"}'):
+    file = tmp_path / "cache" / "times.json"
+    assert read_times(file) is None
+    keep_times(file, TIMES)
+    assert read_times(file) == TIMES
+    for text in ("{", "[]", '{"speed": {"decode_step_ms": "fast"}}'):
         file.write_text(text, encoding="utf-8")
-        assert read_speed(file) is None
+        assert read_times(file) is None
+
+
+def test_a_gpu_keeps_how_long_steps_with_drafts_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU they are measured at each start."""
+    config = oracle_config(drafts=DraftsConfig(next_n="auto"))
+    backend, file = OracleBackend(config), tmp_path / "times.json"
+    steps = [StepTimes([1], [[seconds] * 6]) for seconds in (1.0, 2.0, 3.0)]
+    measured = iter(steps)
+    monkeypatch.setattr(kept_times, "measure_depths", lambda *_: next(measured))
+    monkeypatch.setattr(kept_times, "measure_speed", lambda *_: TIMES.speed)
+
+    def found(asynchronous: bool) -> StepTimes | None:
+        backend.asynchronous = asynchronous
+        return known_times(backend, file, config, 0, float).steps
+
+    assert [found(False), found(False)] == steps[:2]
+    file.unlink()
+    assert [found(True), found(True)] == [steps[2], steps[2]]
