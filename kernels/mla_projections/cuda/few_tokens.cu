@@ -165,7 +165,7 @@ __device__ __forceinline__ void expand(const ExpandArguments& given) {
   if (threadIdx.x == 0) work.copy_attended();
   __syncwarp();
   Product<TOKENS> product;
-  work.multiply_chunks<true>(product);
+  work.template multiply_chunks<true>(product);
   work.store(product);
 }
 

@@ -123,6 +123,15 @@ inline void copy_box(u8* shared, u32 to, const Boxes& boxes, int column, int row
   }
 }
 
+// Copies a box to memory, at once.
+inline void store_box(const Boxes& boxes, int column, int row, const u8* shared, u32 from) {
+  if (from % 1024 && boxes.box_bytes == 128) fail("a box that is not aligned to its swizzle");
+  for (u32 i = 0; i < boxes.box_rows; i++)
+    for (u32 at = 0; at < boxes.box_bytes; at += 16)
+      if (row + i < boxes.rows && column + at < boxes.row_bytes)
+        memcpy((u8*)boxes.address + (row + i) * boxes.row_bytes + column + at, shared + swizzled(from + i * boxes.box_bytes + at, boxes.box_bytes), 16);
+}
+
 // A thread's own copy of up to 16 bytes.
 inline void copy_piece(u32 to, u64 from, u32 bytes, u32 copied) {
   if (to % bytes || (copied && from % bytes)) fail("a piece that is not aligned");

@@ -100,10 +100,7 @@ template <class V> inline void stmatrix_sync_aligned_m8n8_x1_trans_shared_b16(u3
 
 // Barriers.
 inline void bar_sync(u32 number, u32 threads) { meet(own_block().named[number], threads); }
-inline void barrier_cluster_arrive_relaxed_aligned() {
-  u32 threads = launched.cluster.threads.size();
-  own().cluster_generation = arrive(launched.cluster.meeting, threads);
-}
+inline void barrier_cluster_arrive_relaxed_aligned() { arrive_at_cluster(); }
 inline void barrier_cluster_arrive_release_aligned() { barrier_cluster_arrive_relaxed_aligned(); }
 inline void barrier_cluster_wait_aligned() { wait_while(&launched.cluster.meeting.generation, ~0ull, own().cluster_generation); }
 inline void barrier_cluster_wait_acquire_aligned() { barrier_cluster_wait_aligned(); }
@@ -141,9 +138,19 @@ inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_b
   for (Block& block : launched.cluster.blocks)
     if (mask >> block.rank & 1) copy_box(block.shared, to, *(const Boxes*)map, column, row, barrier_at(block.shared, barrier));
 }
+inline void cp_async_bulk_tensor_2d_global_shared_cta_bulk_group(u64 map, int column, int row, u32 from) {
+  store_box(*(const Boxes*)map, column, row, own_block().shared, from);
+}
+inline void cp_async_bulk_commit_group() {}
+inline void cp_async_bulk_wait_group_read(u32) {}
 inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, u64 from, u32 bytes, u32 barrier) {
   if (to % 16 || from % 16 || bytes % 16) fail("a bulk copy that is not aligned");
   start({block_of(to).shared, offset_of(to), bytes, 0, 0, (const u8*)from, &barrier_of(barrier), nullptr, 0, {}});
+}
+// Memory that is not there ends the process.
+inline void cp_async_bulk_prefetch_L2_global(u64 from, u32 bytes) {
+  if (from % 16 || bytes % 16 || !bytes) fail("a prefetch that is not aligned");
+  (void)*(volatile const u8*)from, (void)*(volatile const u8*)(from + bytes - 1);
 }
 template <class... T>
 inline void send(u32 to, u32 barrier, T... values) {
@@ -196,7 +203,6 @@ inline void griddepcontrol_wait() {}
 inline void setmaxnreg_dec_sync_aligned_u32(int) {}
 inline void setmaxnreg_inc_sync_aligned_u32(int) {}
 inline void prefetch_tensormap(u64) {}
-inline void cp_async_bulk_prefetch_L2_global(u64, u32) {}
 inline void discard_global_L2(u64, int) {}
 
 }  // namespace ptx

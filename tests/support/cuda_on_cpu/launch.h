@@ -1,4 +1,5 @@
-// Runs a grid, one cluster after another, and within a cluster warps and copies in an order that the seed decides.
+// Runs a grid, one cluster after another, and within a cluster warps and copies in an order that the seed decides. It also decides
+// with which of the rows of clusters that lie along x a grid begins.
 
 #pragma once
 
@@ -29,8 +30,7 @@ inline T& shared_variables() {
 
 inline void run_thread() {
   launched.kernel(launched.arguments);
-  own().ended = true;
-  launched.progress++;
+  end_thread();
   _longjmp(launched.scheduler, 1);
 }
 
@@ -118,14 +118,15 @@ inline const char* launch(void (*kernel)(const void*), const void* arguments, Di
   launched.seed = seed;
   launched.failure[0] = 0;
   dynamic_bytes = (shared + 127) / 128 * 128;
-  if (!_setjmp(launched.failed))
-    for (u32 z = 0; z < grid.z; z++)
-      for (u32 y = 0; y < grid.y; y++)
-        for (u32 x = 0; x < grid.x; x += cluster) {
-          make_cluster({x, y, z}, cluster, threads);
-          run_cluster();
-          clear();
-        }
+  if (!_setjmp(launched.failed)) {
+    u32 rows = grid.y * grid.z, first = drawn() % rows;
+    for (u32 i = 0; i < rows; i++)
+      for (u32 x = 0, row = (first + i) % rows; x < grid.x; x += cluster) {
+        make_cluster({x, row % grid.y, row / grid.y}, cluster, threads);
+        run_cluster();
+        clear();
+      }
+  }
   clear();
   return launched.failure;
 }

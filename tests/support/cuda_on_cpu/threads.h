@@ -79,13 +79,16 @@ struct Thread {
   std::vector<bool> pieces;
   u64 pieces_landed;
   std::vector<u64> piece_groups;
-  u64 cluster_generation;
+  // Where it last arrived at the cluster's meeting.
+  u64 cluster_generation = ~0ull;
 };
 
+// All threads of a cluster meet, except those that have ended.
 struct Cluster {
   std::vector<Block> blocks;
   std::deque<Thread> threads;
   Meeting meeting;
+  u32 ended = 0;
 };
 
 // The launch that runs.
@@ -145,6 +148,27 @@ inline u64 arrive(Meeting& meeting, u32 threads) {
 inline void meet(Meeting& meeting, u32 threads) {
   u64 generation = arrive(meeting, threads);
   wait_while(&meeting.generation, ~0ull, generation);
+}
+
+inline void end_meeting_if_complete() {
+  Cluster& cluster = launched.cluster;
+  if (!cluster.meeting.arrived || cluster.meeting.arrived + cluster.ended < cluster.threads.size()) return;
+  cluster.meeting.arrived = 0;
+  cluster.meeting.generation++;
+  launched.progress++;
+}
+inline void arrive_at_cluster() {
+  own().cluster_generation = launched.cluster.meeting.generation;
+  launched.cluster.meeting.arrived++;
+  end_meeting_if_complete();
+}
+inline void end_thread() {
+  own().ended = true;
+  launched.progress++;
+  Cluster& cluster = launched.cluster;
+  if (own().cluster_generation == cluster.meeting.generation) cluster.meeting.arrived--;
+  cluster.ended++;
+  end_meeting_if_complete();
 }
 
 // Gives words to the other lanes; returns what all have given.
