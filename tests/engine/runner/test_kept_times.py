@@ -75,6 +75,14 @@ def test_other_configurations_have_other_files(tmp_path: Path, changes: dict[str
     assert (file_of(config.model_copy(update=changes)) == file_of(config)) == same
 
 
+def test_another_version_measures_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, cache = config_of(tiny_checkpoint(tmp_path / "model", num_hidden_layers=2)), tmp_path / "cache"
+    for version in ("1", "2", "1"):
+        monkeypatch.setattr(kept_times, "package_version", lambda version=version: version)
+        backend_of(config, cache)
+    assert len([*cache.iterdir()]) == 2
+
+
 def test_a_file_that_says_something_else_is_measured_again(tmp_path: Path) -> None:
     file = tmp_path / "cache" / "times.json"
     assert read_times(file) is None

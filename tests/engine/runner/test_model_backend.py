@@ -8,6 +8,7 @@ import torch
 
 from engine.batch import Batch, Row, StepShape, shape_of
 from engine.batch import execute as execute_batch
+from engine.config import EngineConfig, Hardware, resolve
 from engine.memory.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
 from engine.memory.pool_plan import device_state
 from engine.memory.room import check_room
@@ -15,6 +16,7 @@ from engine.model.context import DeviceState
 from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError, ConfigError
+from mesh.start_times import StartTimes
 from tests.support.checkpoints import execute, generate, model_backend, random_prompt, tiny_checkpoint
 from transfer.config import TransferConfig
 
@@ -26,6 +28,14 @@ def test_a_backend_reports_what_it_serves(tmp_path: Path) -> None:
     assert (backend.model, backend.vocabulary_size, backend.total_blocks) == ("mini", 320, 100)
     assert (backend.context_tokens, backend.eos_token_ids) == (4096, frozenset({1}))
     assert (backend.namespace.layers, backend.namespace.dtype) == (3, "float32")
+
+
+def test_a_start_says_what_each_phase_took_in_order(tmp_path: Path) -> None:
+    config = EngineConfig(model_dir=tiny_checkpoint(tmp_path), device="cpu", total_blocks=64)
+    times = StartTimes()
+    ModelBackend(resolve(config, Hardware(0, GIB)), times=times)
+    phases = "weights memory micro-batches graphs largest-steps fingerprint warm-up speed"
+    assert list(times.seconds) == phases.split()
 
 
 def test_a_configured_name_and_context_win(tmp_path: Path) -> None:
