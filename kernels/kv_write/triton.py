@@ -36,9 +36,9 @@ def _norm_and_write(
         wait_for_earlier(DEPENDENT)
         own = source + query_width
         target = pool + tl.load(slots + token) * width
-        write_latent(own, target, latent_factors, place, latent_width, epsilon, pool_scale, COMPRESS)
+        _write_latent(own, target, latent_factors, place, latent_width, epsilon, pool_scale, COMPRESS)
         turns = rotations + token * 2 * pairs
-        write_key(own + latent_width, target + latent_width, turns, pairs, pool_scale, COMPRESS, PAIRS)
+        _write_key(own + latent_width, target + latent_width, turns, pairs, pool_scale, COMPRESS, PAIRS)
     elif QUERY:
         group = tl.arange(0, QUERY_GROUPS)
         column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -56,7 +56,7 @@ def _norm_and_write(
 
 
 @triton.jit
-def write_latent(own, target, factors, column, width, epsilon, scale, COMPRESS: tl.constexpr):
+def _write_latent(own, target, factors, column, width, epsilon, scale, COMPRESS: tl.constexpr):
     inside = column < width
     found = tl.load(own + column, mask=inside, other=0.0).to(tl.float32)
     normalized = normalize(found, factors, width, epsilon)
@@ -68,7 +68,7 @@ def write_latent(own, target, factors, column, width, epsilon, scale, COMPRESS: 
 
 
 @triton.jit
-def write_key(own, target, turns, pairs, scale, COMPRESS: tl.constexpr, PAIRS: tl.constexpr):
+def _write_key(own, target, turns, pairs, scale, COMPRESS: tl.constexpr, PAIRS: tl.constexpr):
     column = tl.arange(0, 2 * PAIRS)[None, :]
     inside = column < 2 * pairs
     found = tl.load(own + column, mask=inside, other=0.0)

@@ -22,8 +22,8 @@ LATENT, ROPE, MOST_HEADS, FEWEST_ROWS = 512, 64, 32, 16
 MOST_TOKENS = 0
 # Pieces of all tokens together: about as many as there are multiprocessors.
 PIECES, WARPS, STAGES = 128, 8, 2
-# Values of a line of the second-level cache.
-LINE = 64
+# Values that the second-level cache brings at once.
+LINE = 16
 
 
 # A program attends to some blocks of one token's context with all heads. Reads 1,152 bytes a token of the context.
@@ -46,8 +46,8 @@ def _attend(
     end = tl.minimum(begin + each, tl.cdiv(length, BLOCK))
     table = block_table + row.to(tl.int64) * table_stride
     block = tl.load(table + begin, mask=begin < end, other=0).to(tl.int64)
-    # Brings the first block to the second-level cache by a value of each line, which nothing uses: a block may still be
-    # written, in that cache too.
+    # Brings the first block to the second-level cache by a value of each sector, which nothing uses: a block may still
+    # be written, in that cache too.
     lines = (tl.arange(0, LINES) * LINE)[None, :]
     warmed = lines < tl.where(begin < end, width, 0)
     tl.load(pool + (block * BLOCK + place)[:, None] * width + lines, mask=warmed, volatile=True)

@@ -10,7 +10,8 @@ from kernels.act_quant.quantized import GROUP
 from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.few_rows import are_few
 from kernels.hopper import is_hopper
-from kernels.kv_write.triton import write_key, write_latent
+from kernels.kv_copy.triton import compress
+from kernels.norm.triton import normalize
 from kernels.rope.triton import join_pairs, rotate_pairs, split_pairs
 from kernels.tile_sizes import cdiv, next_power_of_2
 
@@ -20,7 +21,7 @@ TILE, WARPS = 1 << 14, 4
 
 # A program computes some channels of the latent for one head and all rows, with weights that it holds in registers
 # before it waits. A head's first program rotates too. Reads 2 bytes a weight once. WRITES: there are programs for one
-# more head, which write latents instead, each those of some rows.
+# more head, which write latents or keys of some rows instead: one after the other in one program they took 3 us more.
 @triton.jit
 def _absorb(
     query, weight, rotations, out, latents, latent_weight, slots, pool, latent, heads, row_stride, head_stride,
@@ -32,13 +33,27 @@ def _absorb(
     head, width = tl.program_id(1).to(tl.int64), latent + 2 * PAIRS
     if WRITES and head == heads:
         place = tl.arange(0, LATENT_GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        column = tl.arange(0, 2 * PAIRS_TILE)[None, :]
         factors = tl.load(latent_weight + place, mask=place < latent, other=0.0)
         wait_for_earlier(DEPENDENT)
-        for row in range(tl.program_id(0), ROWS, tl.num_programs(0)):
-            own, target = latents + row * latents_stride, pool + tl.load(slots + row) * width
-            write_latent(own, target, factors, place, latent, epsilon, pool_scale, COMPRESS)
-            turns = rotations + row * 2 * PAIRS
-            write_key(own + latent, target + latent, turns, PAIRS, pool_scale, COMPRESS, PAIRS_TILE)
+        for half in range(tl.program_id(0), 2 * ROWS, tl.num_programs(0)):
+            row = half // 2
+            own = latents + row * latents_stride
+            target = pool + tl.load(slots + row) * width
+            if half % 2 == 0:
+                found = tl.load(own + place, mask=place < latent, other=0.0)
+                made = normalize(found.to(tl.float32), factors, latent, epsilon)
+                stored = compress(made.to(tl.float32), pool_scale) if COMPRESS else made
+                tl.store(target + place, stored, mask=place < latent)
+            else:
+                key = tl.load(own + latent + column, mask=column < 2 * PAIRS, other=0.0)
+                turns = tl.load(rotations + row * 2 * PAIRS + column, mask=column < 2 * PAIRS, other=0.0)
+                own_cosine, own_sine = split_pairs(turns)
+                even, odd = split_pairs(key.to(tl.float32))
+                # Rounds first, as where prompts read what is stored.
+                rotated_key = join_pairs(*rotate_pairs(even, odd, own_cosine, own_sine)).to(key.dtype)
+                stored_key = compress(rotated_key.to(tl.float32), pool_scale) if COMPRESS else rotated_key
+                tl.store(target + latent + column, stored_key, mask=column < 2 * PAIRS)
     else:
         own, turned = tl.arange(0, NOPE_TILE), tl.arange(0, 2 * PAIRS_TILE)[None, :]
         channel = tl.program_id(0) * LATENT_TILE + tl.arange(0, LATENT_TILE)

@@ -25,6 +25,7 @@ from tests.support.replays import Chain, Step, assert_replays_are_exact
 pytest.importorskip("triton")
 
 from kernels.dependent_launch import dependent_launch
+from kernels.grouped_gemm import CHOICE_COUNTERS
 from kernels.grouped_gemm import few_tokens as experts_of_few_tokens
 from kernels.linear import few_rows as linear_few_rows
 from kernels.mla_decode import few_rows as few_attention
@@ -164,6 +165,9 @@ def make_few_rows(rows: int) -> Chain:
     """Layers of a few rows in bfloat16, by the kernels for these: products, attention and experts."""
     contexts = scattered_contexts(CONTEXTS[-rows:], LATENT + ROPE)
     pool, table, lengths = contexts.pool.cuda().bfloat16(), contexts.block_table.cuda(), contexts.lengths.cuda()
+    # Imported here: CUDA's bindings come with a CUDA build of torch.
+    from kernels.grouped_gemm import one_token
+
     width, experts, inner, layers = 2048, 64, 1408, 4
     routing = Routing(6, 1, 1, True, 2.5, 2)
     norms, bias = torch.rand(layers, width, device="cuda").bfloat16(), torch.zeros(experts, device="cuda")
@@ -172,6 +176,7 @@ def make_few_rows(rows: int) -> Chain:
     shapes += [(width, 16 * VALUE)]
     weights = [[torch.randn(shape, device="cuda").bfloat16() / shape[-1] ** 0.5 for shape in shapes] for _ in norms]
     turns = torch.polar(torch.ones(rows, ROPE // 2), torch.rand(rows, ROPE // 2)).cuda()
+    progress = torch.zeros(CHOICE_COUNTERS, dtype=torch.int32, device="cuda")
 
     def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return linear_few_rows.multiply_groups(x.unsqueeze(1), weight.unsqueeze(0)).squeeze(1)
@@ -184,7 +189,10 @@ def make_few_rows(rows: int) -> Chain:
             after_each()
             factors, choices = moe_gate(made.logits, bias, routing)
             after_each()
-            outputs, positions = experts_of_few_tokens.feed_forward(made.plain, choices, gate_up, down, 0, 2)
+            if rows == 1:
+                outputs, positions = one_token.feed_forward(made.plain, choices, gate_up, down, progress, 0, 2)
+            else:
+                outputs, positions = experts_of_few_tokens.feed_forward(made.plain, choices, gate_up, down, 0, 2)
             after_each()
             normalized = add_rms_norm(ExpertOutputs(outputs, positions, factors), residual, norm, 1e-6)
             after_each()

@@ -1,11 +1,14 @@
 """Experts that find a few tokens by their choices, against their definition; without a GPU in Triton's interpreter."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from kernels.act_quant import dequantize, quantize
 from kernels.fp8_gemm.operands import BLOCK, BlockScaled, block_scaled
 from kernels.fp8_gemm.reference import dequantize_weight
+from kernels.grouped_gemm import CHOICE_COUNTERS
 from kernels.moe_gate.reference import NO_EXPERT
 from kernels.moe_permute import NOWHERE
 from kernels.swiglu.reference import swiglu
@@ -30,7 +33,15 @@ def quantized_weight(weight: torch.Tensor) -> tuple[BlockScaled, torch.Tensor]:
 
 
 def assert_as_defined(
-    choices: torch.Tensor, experts: int, hidden: int, width: int, first: int, shared: int, *, fp8: bool = False
+    choices: torch.Tensor,
+    experts: int,
+    hidden: int,
+    width: int,
+    first: int,
+    shared: int,
+    feed_forward: Callable[..., tuple[torch.Tensor, torch.Tensor]] = few_tokens.feed_forward,
+    *,
+    fp8: bool = False,
 ) -> None:
     device = choices.device
     x, gate_up = random(len(choices), hidden, device=device) * 8, random(experts, 2 * width, hidden, device=device)
@@ -38,9 +49,9 @@ def assert_as_defined(
     if fp8:
         quantized, (scaled, gate_up), (scaled_down, down) = quantize(x), *map(quantized_weight, (gate_up, down))
         x = dequantize(quantized)
-        rows, positions = few_tokens.feed_forward(quantized, choices, scaled, scaled_down, first, shared)
+        rows, positions = feed_forward(quantized, choices, scaled, scaled_down, first, shared)
     else:
-        rows, positions = few_tokens.feed_forward(x, choices, gate_up, down, first, shared)
+        rows, positions = feed_forward(x, choices, gate_up, down, first, shared)
     for token, own in enumerate(choices.tolist()):
         for place, choice in enumerate(own):
             position = int(positions[token, place])
@@ -88,3 +99,22 @@ def test_shared_experts_leave_padding_out(device: torch.device) -> None:
 def test_published_experts_of_few_tokens(tokens: int, places: int, shared: int, width: int, fp8: bool) -> None:
     choices = chosen(tokens, 64, places, shared, torch.device("cuda"))
     assert_as_defined(choices, 64 + shared, 2048, width, 0, shared, fp8=fp8)
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.parametrize(("places", "shared", "width"), [(8, 2, 1408), (5, 1, 1536), (6, 0, 2048)])
+def test_one_tokens_published_experts(places: int, shared: int, width: int) -> None:
+    from kernels.grouped_gemm import one_token
+
+    progress = torch.zeros(CHOICE_COUNTERS, dtype=torch.int32, device="cuda")
+
+    def feed_forward(
+        x: torch.Tensor, choices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, first: int, shared: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return one_token.feed_forward(x, choices, gate_up, down, progress, first, shared)
+
+    for _ in range(20):
+        choices = chosen(1, 64, places, shared, torch.device("cuda"))
+        assert_as_defined(choices, 64 + shared, 2048, width, 0, shared, feed_forward)
+    assert not progress.any()

@@ -67,6 +67,7 @@ template <class V> inline void load_words(V to, const u8* from, int words) {
   for (int i = 0; i < words; i++) memcpy(&to[i], from + 4 * i, 4);
 }
 template <class V> inline void ld_global_v4_u32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
+template <class V> inline void ld_global_cg_v4_u32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
 template <class V> inline void ld_global_v4_f32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
 template <class V> inline void ld_shared_v4_u32(V to, u32 from) { load_words(to, shared_at(from, 16), 4); }
 template <class V> inline void ld_shared_v2_u32(V to, u32 from) { load_words(to, shared_at(from, 8), 2); }
