@@ -47,7 +47,7 @@ def config_of(measured: MeasuredModel, directory: Path, longest: int, load: Deco
         max_step_tokens=STEP_TOKENS,
         # Small steps with prompts are the only ones that repeat: prompts' endings, and requests that decode.
         prompt_graph_tokens=64,
-        context_tokens=max(longest + ENDING_TOKENS, load.context + load.tokens) + BLOCK_TOKENS,
+        context_tokens=max(longest + ENDING_TOKENS, load.context_tokens) + BLOCK_TOKENS,
         total_blocks=max(blocks, load.pool_blocks),
         host_blocks=max(blocks, load.host_blocks),
         # The bench runs each kind of step once before it measures.

@@ -53,6 +53,11 @@ class DecodeLoad:
         return 4 * (self.steps + WARM_STEPS)
 
     @property
+    def context_tokens(self) -> int:
+        """The longest context of a request."""
+        return max(self.context + self.tokens, READ_BLOCKS * BLOCK_TOKENS + 2)
+
+    @property
     def host_blocks(self) -> int:
         """Blocks of host memory that the measurement needs."""
         return 2 * AHEAD_BLOCKS + (self.prefixes + 1) * READ_BLOCKS
@@ -98,7 +103,8 @@ class _Run:
         found = self._timed("prefixes are found", quiet, self._asks(prefixes), known)
         # What is evicted from now on is not in host memory yet, as the prefixes are that were read.
         load.land(self._engine.pool.free_blocks)
-        blocks = round(asked.gb_per_second * 1e9 * mean(quiet) / self._backend.block_bytes)
+        # The tier copies no more in a step before it must.
+        blocks = min(round(asked.gb_per_second * 1e9 * mean(quiet) / self._backend.block_bytes), AHEAD_BLOCKS)
         load.decode_seconds(WARM_STEPS, lambda step: load.land(blocks))
         return [found, self._timed("KV lands", quiet, lambda step: load.land(blocks), blocks * asked.steps)]
 

@@ -176,8 +176,8 @@ def first_tokens_table(rows: Sequence[FirstTokens], title: str) -> Table:
         about = [row.kv, f"{row.prefix_tokens:,}", f"{row.size_bytes / 1e6:,.0f}", f"{row.bare_copy * 1e3:.1f}"]
         for place, seconds in row.seconds.items():
             cells = [f"{seconds * 1e3:,.1f}", f"{seconds / row.seconds[RECOMPUTED]:.3f}"]
-            if place not in (RECOMPUTED, POOL):
-                moving = max(row.moving(place), 1e-9)
+            moving = row.moving(place)
+            if place not in (RECOMPUTED, POOL) and moving > 0:
                 rate = row.size_bytes / moving / 1e9
                 cells += [f"{moving * 1e3:,.1f}", f"{rate:.1f}", f"{row.bare_copy / moving:.2f}"]
             table.add_row(*about, place, *cells)
