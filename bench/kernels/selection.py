@@ -16,6 +16,8 @@ from kernels.mla_decode import DecodePlan, plan_decode
 from kernels.top_tokens import top_tokens
 
 INDEX_HEADS, INDEX_WIDTH, TOP_K = 64, 128, 2048
+# In which the heads' weights of few tokens are computed.
+SHARES = 7
 KEY_BYTES = INDEX_WIDTH + SCALE_BYTES
 SCALE = (NOPE + ROPE) ** -0.5
 E4M3 = torch.float8_e4m3fn
@@ -86,13 +88,13 @@ def _write(pool: torch.Tensor, keys: torch.Tensor, slots: torch.Tensor) -> None:
 def _make_index(index: ModuleType, tokens: int) -> Callable[[], object]:
     pool, slots = _pool(-(-tokens // BLOCK_TOKENS)), torch.randperm(tokens, device="cuda")
     keys, queries = random_bfloat16(tokens, INDEX_WIDTH), random_bfloat16(tokens, INDEX_HEADS, INDEX_WIDTH)
-    weights, turns = torch.randn(tokens, INDEX_HEADS, device="cuda"), random_rotations(tokens, ROPE)
+    weights, turns = torch.randn(SHARES, tokens, INDEX_HEADS, device="cuda"), random_rotations(tokens, ROPE)
     norm = torch.ones(INDEX_WIDTH, device="cuda")
     bias = torch.zeros_like(norm)
 
     def call() -> object:
         index.write_keys(keys, norm, bias, EPSILON, turns, slots, pool, False)
-        made: object = index.make_queries(queries, weights, turns, True, False)
+        made: object = index.make_queries(queries, weights, 1.0, turns, True, False)
         return made
 
     return call
@@ -101,8 +103,9 @@ def _make_index(index: ModuleType, tokens: int) -> Callable[[], object]:
 def _score(scores: ModuleType, requests: int, context: int, queries: int) -> Callable[[], object]:
     plan = _plan(requests, context, queries)
     pool, rows = _pool(plan.block_table.numel()), requests * queries
-    weights, turns = torch.randn(rows, INDEX_HEADS, device="cuda"), random_rotations(rows, ROPE)
-    made = make_queries(random_bfloat16(rows, INDEX_HEADS, INDEX_WIDTH), weights, turns, pool, interleaved=False)
+    weights, turns = torch.randn(1, rows, INDEX_HEADS, device="cuda"), random_rotations(rows, ROPE)
+    projected = random_bfloat16(rows, INDEX_HEADS, INDEX_WIDTH)
+    made = make_queries(projected, weights, turns, pool, factor=1.0, interleaved=False)
 
     def call() -> object:
         out = torch.empty(rows, BLOCK_TOKENS * plan.block_table.shape[1], device="cuda")

@@ -60,6 +60,8 @@ class ModelConfig:
     draft_layers: int = 0
     # Whether the checkpoint has gates in float32; its tensors decide.
     float32_gates: bool = False
+    # Whether the checkpoint's weights of indexers' heads are in float32; its tensors decide.
+    float32_index_weights: bool = False
 
     @property
     def qk_head_dim(self) -> int:

@@ -138,3 +138,7 @@ class ForwardContext:
     # Set while a step is captured to be run for other contexts too: attention differs between them, and is not
     # captured.
     cut: Cut | None = None
+
+    def in_latents(self) -> list[AbsorbedRows | IndexedRows]:
+        """The rows that attend in the absorbed form."""
+        return [*self.absorbed, *self.indexed]

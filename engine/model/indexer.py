@@ -3,7 +3,6 @@
 from collections.abc import Set
 
 import torch
-from torch.nn import functional
 
 from engine.model.activations import Activations, InputForm, Normalized, in_form
 from engine.model.allocator import Allocator
@@ -14,6 +13,7 @@ from engine.model.parameters import NamedParameters, whole
 from engine.model.quantization import LinearKind
 from kernels.index_keys import IndexQueries, make_queries, write_keys
 from kernels.index_scores import index_scores
+from kernels.moe_gate import gate_logits
 from kernels.top_tokens import top_tokens
 
 
@@ -30,8 +30,7 @@ class Indexer:
         self._key = allocate.linear(LinearKind.INDEX, config.hidden_size, (width,))
         self._key_norm = allocate(width, dtype=torch.float32)
         self._key_bias = allocate(width, dtype=torch.float32)
-        # In float32, as in the published model's own code.
-        self._weights = allocate(heads, config.hidden_size, dtype=torch.float32)
+        self._weights = allocate(heads, config.hidden_size, dtype=allocate.formats.index_weights_dtype)
         # The forms in which it reads the tokens, and the compressed queries of attention.
         self.input_forms: Set[InputForm] = frozenset({self._key.input_form, InputForm.PLAIN})
         self.query_form = self._query.input_form
@@ -58,10 +57,15 @@ class Indexer:
         keys = self._key.forward(hidden.in_form(self._key.input_form), context.workspace)
         write_keys(keys, self._key_norm, self._key_bias, context.rotations, context.slots, pool, **rotated)
         queries = self._query.forward(in_form(compressed, self.query_form), context.workspace)
-        # The published scores are scaled by the root of the width, and their weights by that of the number of heads.
-        scale = (self.config.width * self.config.heads) ** -0.5
-        weights = functional.linear(hidden.unquantized().float(), self._weights) * scale
-        return make_queries(queries.unflatten(1, (self.config.heads, -1)), weights, context.rotations, pool, **rotated)
+        return make_queries(
+            queries.unflatten(1, (self.config.heads, -1)),
+            gate_logits(hidden.unquantized(), self._weights),
+            context.rotations,
+            pool,
+            # The published scores are scaled by the root of the width, and their weights by that of the heads' number.
+            factor=(self.config.width * self.config.heads) ** -0.5,
+            **rotated,
+        )
 
     def select(self, rows: IndexedRows, queries: IndexQueries, context: ForwardContext) -> torch.Tensor:
         """The tokens that these rows attend to, [queries, top_k] int32. queries: of all tokens of the batch."""

@@ -193,9 +193,10 @@ class Attention:
             parts = self._parts(context.expanded, context.sparse, inputs, pool, context)
             in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
-        others = context.expanded or context.sparse or context.indexed or context.padding
-        if out is None and len(context.absorbed) == 1 and not others:
-            return self._expanded_values(self._attended(context.absorbed[0], query, pool, context))
+        forms = context.in_latents()
+        others = context.expanded or context.sparse or context.padding
+        if out is None and len(forms) == 1 and not others:
+            return self._expanded_values(self._attended(forms[0], inputs, pool, context))
         out = out or self._empty_quantized(query)
         for row in context.expanded:
             self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
@@ -217,12 +218,8 @@ class Attention:
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """First tokens and values, [tokens, heads, value], of these rows and of all in the absorbed form."""
         query = inputs.query
-        for indexed in context.indexed:
-            selected = Attended(self._selected(indexed, inputs, pool, context))
-            yield indexed.first, expand_values(selected, self._absorb_value)
-        for absorbed in context.absorbed:
-            attended = self._attended(absorbed, query, pool, context)
-            yield absorbed.first, expand_values(attended, self._absorb_value)
+        for rows in context.in_latents():
+            yield rows.first, expand_values(self._attended(rows, inputs, pool, context), self._absorb_value)
         for row in expanded:
             yield row.first, self._expanded(row, query, inputs.latents, pool, context)
         for part in sparse:
@@ -272,10 +269,13 @@ class Attention:
         )
 
     def _attended(
-        self, rows: AbsorbedRows, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+        self, rows: AbsorbedRows | IndexedRows, inputs: Projected, pool: torch.Tensor, context: ForwardContext
     ) -> Attended:
+        if isinstance(rows, IndexedRows):
+            return Attended(self._selected(rows, inputs, pool, context))
         own = slice(rows.first, rows.stop)
-        return self._decoded(rows, absorb_query(query[own], self._absorb_query, context.rotations[own]), pool, context)
+        absorbed = absorb_query(inputs.query[own], self._absorb_query, context.rotations[own])
+        return self._decoded(rows, absorbed, pool, context)
 
     def _decoded(
         self, rows: AbsorbedRows, absorbed: torch.Tensor, pool: torch.Tensor, context: ForwardContext

@@ -126,15 +126,20 @@ def random_model(
 
 
 def settle(config: ModelConfig, shards: Shards) -> ModelConfig:
-    """Complete the configuration by what only the tensors say: whether gates are in float32 and indexers plain, which
-    scales INT4 experts have in addition to those of their weights, and what is in NVFP4. Raises CheckpointError if
-    layers that should be alike differ.
+    """Complete the configuration by what only the tensors say: whether gates and the weights of indexers' heads are in
+    float32 and indexers plain, which scales INT4 experts have in addition to those of their weights, and what is in
+    NVFP4. Raises CheckpointError if layers that should be alike differ.
     """
     indexers = [entry for name, entry in shards.entries.items() if _INDEX_QUERY.fullmatch(name)]
     if config.quantization.linear is Stored.FP8 and not all(map(is_fp8, indexers)):
         config = replace(config, quantization=replace(config.quantization, plain_indexers=True))
     gates = (entry for name, entry in shards.entries.items() if name.endswith(".mlp.gate.weight"))
-    config = replace(config, float32_gates=any(gate.dtype == "F32" for gate in gates))
+    weights = (entry for name, entry in shards.entries.items() if name.endswith(".indexer.weights_proj.weight"))
+    config = replace(
+        config,
+        float32_gates=any(gate.dtype == "F32" for gate in gates),
+        float32_index_weights=any(entry.dtype == "F32" for entry in weights),
+    )
     quantization = config.quantization
     if quantization.experts is Stored.NVFP4:
         layers = config.num_hidden_layers
@@ -174,6 +179,7 @@ def make_allocator(
             dequantize=weights == "dequantized",
             fp8_queries=fp8_queries,
             float32_gates=config.float32_gates,
+            float32_index_weights=config.float32_index_weights,
             at_load=stored.kept(weights) if weights in AT_LOAD else None,
         )
 

@@ -22,6 +22,8 @@ __all__ = ["IndexQueries", "copy_in", "copy_out", "make_queries", "pool_shape", 
 SCALE_BYTES = reference.SCALE_BYTES
 # LayerNorm's epsilon in the published models, whatever config.json says of other norms.
 EPSILON = 1e-6
+# A warp adds them up, a lane each.
+MOST_SHARES = 32
 
 
 def pool_shape(width: int, dtype: torch.dtype) -> tuple[tuple[int, int], torch.dtype]:
@@ -58,18 +60,25 @@ def write_keys(
 
 
 def make_queries(
-    projected: torch.Tensor, weights: torch.Tensor, rotations: torch.Tensor, pool: torch.Tensor, *, interleaved: bool
+    projected: torch.Tensor,
+    weights: torch.Tensor,
+    rotations: torch.Tensor,
+    pool: torch.Tensor,
+    *,
+    factor: float,
+    interleaved: bool,
 ) -> IndexQueries:
     """Rotate the tokens' queries, and bring them into the form of the pool's keys.
 
-    projected: [tokens, heads, width]; weights: [tokens, heads] float32; rotations, interleaved, pool: as of
-    `write_keys`.
+    projected: [tokens, heads, width]; weights: [shares, tokens, heads] float32, at most MOST_SHARES: a head's score
+    counts factor times the sum over the shares; rotations, interleaved, pool: as of `write_keys`.
     """
-    assert weights.shape == projected.shape[:2] and weights.dtype == torch.float32
+    assert weights.shape[1:] == projected.shape[:2] and weights.dtype == torch.float32
+    assert 1 <= weights.shape[0] <= MOST_SHARES
     assert projected.is_contiguous() and weights.is_contiguous() and rotations.is_contiguous()
     quantized = pool.dtype == torch.uint8
     backend = _backend(projected, rotations, quantized)
-    queries: IndexQueries = backend.make_queries(projected, weights, rotations, quantized, interleaved)
+    queries: IndexQueries = backend.make_queries(projected, weights, factor, rotations, quantized, interleaved)
     return queries
 
 

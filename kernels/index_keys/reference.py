@@ -34,8 +34,14 @@ def write_keys(
 
 
 def make_queries(
-    projected: torch.Tensor, weights: torch.Tensor, rotations: torch.Tensor, quantized: bool, interleaved: bool
+    projected: torch.Tensor,
+    weights: torch.Tensor,
+    factor: float,
+    rotations: torch.Tensor,
+    quantized: bool,
+    interleaved: bool,
 ) -> IndexQueries:
+    weights = weights.sum(0) * factor
     queries = rotate(projected.float(), rotations, interleaved)
     if not quantized:
         return IndexQueries(queries.to(projected.dtype), weights)

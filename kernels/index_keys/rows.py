@@ -48,15 +48,20 @@ def write_keys(
 
 
 def make_queries(
-    projected: torch.Tensor, weights: torch.Tensor, rotations: torch.Tensor, quantized: bool, interleaved: bool
+    projected: torch.Tensor,
+    weights: torch.Tensor,
+    factor: float,
+    rotations: torch.Tensor,
+    quantized: bool,
+    interleaved: bool,
 ) -> IndexQueries:
     assert quantized
-    values, scaled = torch.empty_like(projected, dtype=torch.float8_e4m3fn), torch.empty_like(weights)
+    values, scaled = torch.empty_like(projected, dtype=torch.float8_e4m3fn), torch.empty_like(weights[0])
     arguments = QueryArguments(
         rows=_rows(projected, rotations, interleaved), weights=weights.data_ptr(), values=values.data_ptr(),
-        scaled=scaled.data_ptr(), heads=projected.shape[1],
+        scaled=scaled.data_ptr(), heads=projected.shape[1], shares=len(weights), factor=factor,
     )  # fmt: skip
-    _launch("make_queries", weights.numel(), arguments, projected.device)
+    _launch("make_queries", scaled.numel(), arguments, projected.device)
     return IndexQueries(values, scaled)
 
 

@@ -46,9 +46,9 @@ def _write_keys(
 
 
 # A program rotates and quantizes the queries of 16 heads, of one token or several. Reads and writes as for keys.
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "shares"])
 def _make_queries(
-    projected, weights, turns, values, scaled, rows, heads,
+    projected, weights, turns, values, scaled, rows, heads, shares, factor,
     WIDTH: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, QUANTIZED: tl.constexpr, ROWS: tl.constexpr,
     SMALLEST: tl.constexpr,
 ):  # fmt: skip
@@ -60,13 +60,17 @@ def _make_queries(
     other = tl.load(source + partner[None, :], mask=known, other=0.0).to(tl.float32)
     query = _rotated(own, other, turns + (row // heads)[:, None] * 2 * PAIRS, column, pair, sign, known, PAIRS)
     target = values + row[:, None] * WIDTH + column[None, :]
+    weight = tl.zeros([ROWS], tl.float32)
+    for share in range(shares):
+        weight += tl.load(weights + share * rows + row, mask=row < rows, other=0.0)
+    weight *= factor
     if QUANTIZED:
         quantized, scale = _quantized(query, WIDTH, SMALLEST)
         tl.store(target, quantized, mask=known)
-        weight = tl.load(weights + row, mask=row < rows, other=0.0)
         tl.store(scaled + row, weight * scale, mask=row < rows)
     else:
         tl.store(target, query.to(values.dtype.element_ty), mask=known)
+        tl.store(scaled + row, weight, mask=row < rows)
 
 
 @triton.jit
@@ -131,14 +135,20 @@ def write_keys(
 
 
 def make_queries(
-    projected: torch.Tensor, weights: torch.Tensor, rotations: torch.Tensor, quantized: bool, interleaved: bool
+    projected: torch.Tensor,
+    weights: torch.Tensor,
+    factor: float,
+    rotations: torch.Tensor,
+    quantized: bool,
+    interleaved: bool,
 ) -> IndexQueries:
     tokens, heads, width = projected.shape
     values = torch.empty_like(projected, dtype=torch.float8_e4m3fn if quantized else projected.dtype)
-    scaled = torch.empty_like(weights) if quantized else weights
+    scaled = torch.empty_like(weights[0])
     if tokens:
         _make_queries[(cdiv(tokens * heads, ROWS),)](
             projected, weights, torch.view_as_real(rotations), values, scaled, tokens * heads, heads,
+            len(weights), factor,
             width, rotations.shape[1], interleaved, quantized, ROWS, SMALLEST,
             num_warps=4,
         )  # fmt: skip

@@ -131,7 +131,7 @@ def make_selection(heads: int, pool_dtype: torch.dtype) -> Chain:
     shape, stored = pool_shape(INDEX_WIDTH, torch.float8_e4m3fn)
     keys = torch.zeros(len(pool), *shape, dtype=stored, device="cuda")
     norm, turns = torch.ones(INDEX_WIDTH, device="cuda"), torch.polar(torch.ones(rows, 32), torch.rand(rows, 32)).cuda()
-    bias, weights = torch.zeros_like(norm), torch.randn(6, rows, INDEX_HEADS, device="cuda")
+    bias, weights = torch.zeros_like(norm), torch.randn(6, 7, rows, INDEX_HEADS, device="cuda")
     absorb, seen = torch.randn(heads, NOPE, LATENT, device="cuda").bfloat16() / LATENT**0.5, lengths.clone()
     last = lengths.long() - 1
     slots = table.gather(1, last.unsqueeze(1) // BLOCK_TOKENS).squeeze(1) * BLOCK_TOKENS + last % BLOCK_TOKENS
@@ -146,7 +146,7 @@ def make_selection(heads: int, pool_dtype: torch.dtype) -> Chain:
         for weight in weights:
             write_keys(key, norm, bias, turns, slots, keys, interleaved=False)
             after_each()
-            index = make_queries(asking, weight, turns, keys, interleaved=False)
+            index = make_queries(asking, weight, turns, keys, factor=0.1, interleaved=False)
             after_each()
             scores = index_scores(index, keys, plan)
             after_each()

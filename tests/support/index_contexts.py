@@ -50,7 +50,7 @@ def index_contexts(
     tokens = len(lengths) * query_tokens
     turns = torch.ones(tokens, 1, dtype=torch.complex64, device=device)
     projected = torch.randn(tokens, heads, width, device=device).to(computed)
-    weights = torch.randn(tokens, heads, device=device)
-    queries = make_queries(projected, weights, turns, pool, interleaved=True)
+    weights = torch.randn(1, tokens, heads, device=device)
+    queries = make_queries(projected, weights, turns, pool, factor=1.0, interleaved=True)
     sizes = torch.tensor(lengths, dtype=torch.int32)
     return IndexContexts(queries, pool, plan_decode(table.to(device), sizes.to(device), query_tokens), keys)

@@ -26,6 +26,8 @@ class Formats:
     # Whether shared experts are a layer of their own, instead of the last ones of the experts' grouped products.
     shared_apart: bool
     gate_dtype: torch.dtype
+    # The dtype of what tells how much an indexer's heads count.
+    index_weights_dtype: torch.dtype
     # Whether keys and values are expanded from latents in FP8, with the published weight.
     fp8_expansion: bool = False
     # How activations are quantized for products with FP8 weights.
@@ -39,24 +41,30 @@ def choose_formats(
     dequantize: bool,
     fp8_queries: bool = False,
     float32_gates: bool = False,
+    float32_index_weights: bool = False,
     at_load: Quantization | None = None,
 ) -> Formats:
     """Quantized weights stay as they are published, or are converted to the model's dtype if `dequantize`. fp8_queries:
     unless `dequantize`, projections of queries that are published plain are quantized when they are loaded.
-    float32_gates: gates are published in float32, and stay so, because rounding would change their choices. at_load:
-    how weights that are published plain, or packed, are quantized when they are loaded; None if they stay plain.
+    float32_gates, float32_index_weights: gates, and weights of indexers' heads, are published in float32, and stay so,
+    because rounding would change their choices. at_load: how weights that are published plain, or packed, are quantized
+    when they are loaded; None if they stay plain.
     """
     gate_dtype = torch.float32 if float32_gates else dtype
+    index_weights_dtype = torch.float32 if float32_index_weights else dtype
     if at_load is not None and not dequantize and stored.takes_rounding:
         return Formats(
             linear=dict.fromkeys(LinearKind, Fp8AtLoadFormat()),
             experts=_experts_at_load(at_load),
             shared_apart=at_load.experts is not at_load.linear,
             gate_dtype=gate_dtype,
+            index_weights_dtype=index_weights_dtype,
         )
     if dequantize or not (stored.quantized or fp8_queries):
         linear: dict[LinearKind, WeightFormat] = dict.fromkeys(LinearKind, PlainFormat())
-        return Formats(linear, PlainFormat(), shared_apart=False, gate_dtype=gate_dtype)
+        return Formats(
+            linear, PlainFormat(), shared_apart=False, gate_dtype=gate_dtype, index_weights_dtype=index_weights_dtype
+        )
     linear = {kind: _format_of(stored.linear_of(kind), stored) for kind in LinearKind}
     if fp8_queries and stored.linear_of(LinearKind.QUERY) is Stored.PLAIN:
         linear[LinearKind.QUERY] = Fp8AtLoadFormat(_fp8_form(stored))
@@ -66,6 +74,7 @@ def choose_formats(
         # One grouped product for all experts is as fast as two, or faster, if all have one format.
         shared_apart=stored.experts is Stored.NVFP4 or stored.experts is not stored.linear_of(LinearKind.FEED_FORWARD),
         gate_dtype=gate_dtype,
+        index_weights_dtype=index_weights_dtype,
         fp8_expansion=stored.linear is Stored.FP8,
         fp8_form=_fp8_form(stored),
     )

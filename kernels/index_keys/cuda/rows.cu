@@ -32,12 +32,14 @@ struct KeyArguments {
 
 struct QueryArguments {
   Rows rows;
-  // [rows]
+  // [shares, rows]
   const float* weights;
   // [rows, 128] e4m3; [rows]
   u32* values;
   float* scaled;
-  int heads;
+  int heads, shares;
+  // What the sum over the shares counts.
+  float factor;
 };
 
 struct Row {
@@ -148,10 +150,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) make_queries(const __grid_
   wait_for_earlier();
   start_next();
   if (number >= given.rows.rows) return;
+  float share = lane < given.shares ? given.weights[(long long)lane * given.rows.rows + number] : 0.0f;
   Row row = load_row(given.rows, number);
   rotate(row, given.rows, number / given.heads);
   spread(row);
   float scale;
   given.values[(long long)number * 32 + lane] = quantize(row, scale);
-  if (lane == 0) given.scaled[number] = given.weights[number] * scale;
+  float weight = add_lanes(share) * given.factor;
+  if (lane == 0) given.scaled[number] = weight * scale;
 }
