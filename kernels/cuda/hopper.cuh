@@ -161,6 +161,11 @@ __device__ __forceinline__ void copy_run(void* target, const void* source, u32 b
                ::"r"(shared_address(target)), "l"(source), "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 
+// Brings contiguous bytes into the second-level cache. Address and length are multiples of 16.
+__device__ __forceinline__ void prefetch_run(const void* source, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+}
+
 // Copies a box that is not read again: the second-level cache evicts it first.
 __device__ __forceinline__ void copy_box_once(void* target, const TensorMap& map, int column, int row, u64* barrier) {
   asm volatile(

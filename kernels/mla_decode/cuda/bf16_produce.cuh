@@ -30,19 +30,15 @@ struct Walk {
   }
 };
 
-__device__ __forceinline__ void prefetch(const u8* source, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 __device__ __forceinline__ void prefetch_query(const Arguments& given, const Place& place, int request) {
   int heads = min(given.work.heads - place.first_head, HEADS);
-  prefetch(reinterpret_cast<const u8*>(given.query) + first_row_of(given.work, place, request) * WIDTH * 2, heads * WIDTH * 2);
+  prefetch_run(reinterpret_cast<const u8*>(given.query) + first_row_of(given.work, place, request) * WIDTH * 2, heads * WIDTH * 2);
 }
 
 template <int CTAS>
 __device__ __forceinline__ void prefetch_block(const Arguments& given, long long block, u32 rank) {
   constexpr u32 SHARE = BLOCK * WIDTH * 2 / CTAS;
-  prefetch(given.pool + (block * CTAS + rank) * SHARE, SHARE);
+  prefetch_run(given.pool + (block * CTAS + rank) * SHARE, SHARE);
 }
 
 // One thread: copies a block. Each CTA of the cluster copies its share of it to all CTAs.

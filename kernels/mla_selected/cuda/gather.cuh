@@ -70,8 +70,6 @@ struct Places {
   // Two of the warps: prefetches the next block into the second-level cache.
   __device__ __forceinline__ void prefetch_next(const u8* pool) const {
     int half = threadIdx.x / 32 % 4;
-    if (half < 2)
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
-                   ::"l"(pool + (u64)(half ? next[1] : next[0]) * COPIED), "r"(ROW_BYTES) : "memory");
+    if (half < 2) prefetch_run(pool + (u64)(half ? next[1] : next[0]) * COPIED, ROW_BYTES);
   }
 };
