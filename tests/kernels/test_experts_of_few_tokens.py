@@ -1,6 +1,7 @@
 """Experts that find a few tokens by their choices, against their definition; without a GPU in Triton's interpreter."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -104,17 +105,18 @@ def test_published_experts_of_few_tokens(tokens: int, places: int, shared: int, 
 @pytest.mark.gpu
 @on_hopper
 @pytest.mark.parametrize(("places", "shared", "width"), [(8, 2, 1408), (5, 1, 1536), (6, 0, 2048)])
-def test_one_tokens_published_experts(places: int, shared: int, width: int) -> None:
+@pytest.mark.parametrize("fp8", [False, True])
+def test_one_tokens_published_experts(places: int, shared: int, width: int, fp8: bool) -> None:
     from kernels.grouped_gemm import one_token
 
     progress = torch.zeros(CHOICE_COUNTERS, dtype=torch.int32, device="cuda")
 
     def feed_forward(
-        x: torch.Tensor, choices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, first: int, shared: int
+        x: Any, choices: torch.Tensor, gate_up: Any, down: Any, first: int, shared: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return one_token.feed_forward(x, choices, gate_up, down, progress, first, shared)
 
     for _ in range(20):
         choices = chosen(1, 64, places, shared, torch.device("cuda"))
-        assert_as_defined(choices, 64 + shared, 2048, width, 0, shared, feed_forward)
+        assert_as_defined(choices, 64 + shared, 2048, width, 0, shared, feed_forward, fp8=fp8)
     assert not progress.any()

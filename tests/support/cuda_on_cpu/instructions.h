@@ -44,6 +44,11 @@ inline void setp_ne_b32(bool& to, u32 first, u32 second) { to = first != second;
 template <class T> inline void selp_u32(T& to, u32 yes, u32 no, bool which) { to = which ? yes : no; }
 inline void cvt_rn_bf16x2_f32(u32& to, float high, float low) { to = to_bf16(low) | to_bf16(high) << 16; }
 inline void cvt_rn_satfinite_e4m3x2_f32(u16& to, float high, float low) { to = to_e4m3(low) | to_e4m3(high) << 8; }
+inline void cvt_rn_f16x2_e4m3x2(u32& to, u16 from) {
+  _Float16 values[2] = {(_Float16)of_e4m3(from), (_Float16)of_e4m3(from >> 8)};
+  memcpy(&to, values, sizeof to);
+}
+inline void cvt_f32_f16(float& to, u16 from) { to = bits<_Float16>(from); }
 inline void ex2_approx_ftz_f32(float& to, float from) { to = exp2f(from); }
 inline void abs_bf16x2(u32& to, u32 from) { to = from & 0x7FFF7FFF; }
 inline void max_bf16x2(u32& to, u32 x, u32 y) {
