@@ -20,6 +20,8 @@ THREADS, MOST_INPUTS, MOST_CHOICES, COUNTER_STRIDE = {"bf16": 384, "fp8": 512}, 
 MOST_TOKENS = 0
 # Values that a lane has at a time.
 MULTIPLE = 16
+# Units of shared experts that a warp copies before the kernel before has ended, 2 at most.
+AHEAD = 2
 
 
 def takes(x: Activations, choices: torch.Tensor, gate_up: Weight) -> bool:
@@ -55,7 +57,7 @@ def feed_forward(
         gate_up=_values(gate_up).data_ptr(), down=_values(down).data_ptr(), x=_values(x).data_ptr(),
         chosen=choices.data_ptr(), positions=positions.data_ptr(), inner=inner.data_ptr(), out=out.data_ptr(),
         progress=progress.data_ptr(), experts=experts, first=first, shared=shared, choices=places, hidden=hidden,
-        width=width,
+        width=width, ahead=AHEAD,
     )  # fmt: skip
     form = "bf16"
     if isinstance(x, Quantized):

@@ -37,6 +37,8 @@ struct Arguments {
   // [MOST_CHOICES * COUNTER_STRIDE + 1], zero between calls.
   int* progress;
   int experts, first, shared, choices, hidden, width, x_scale_stride;
+  // The most units of a warp, 2 at most, that are copied before the previous kernel has ended.
+  int ahead;
 };
 
 __device__ __forceinline__ void copy_piece(u32 to, const u8* from, bool there) {
@@ -346,7 +348,7 @@ __device__ __forceinline__ void run(const Arguments& given) {
   start_next();
   Layer<FP8> layer(given, memory);
   int filled = 0;
-  for (; filled < 2 && layer.is_known(); filled++) layer.copy_unit();
+  for (; filled < given.ahead && layer.is_known(); filled++) layer.copy_unit();
   wait_for_earlier();
   layer.listed.add_chosen(given);
   layer.share_units();
