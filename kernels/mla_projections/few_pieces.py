@@ -9,9 +9,9 @@ from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode.attended import Attended, EvenPieces
 from kernels.tile_sizes import cdiv
 
-# Values that a program computes of a head, whose weights hold 64 registers of a thread; its warps, and the pieces that
-# it has in flight at once, as many bytes.
-VALUES, WARPS, PIECES = 32, 4, 32
+# Values that a program computes of a head, its warps, and the pieces that it has in flight at once: those of contexts
+# of up to 4,096 tokens.
+VALUES, WARPS, PIECES = 32, 8, 64
 
 
 # A program computes some values of one head and row. It joins all pieces of the head for itself: 1 KB each, from the
