@@ -31,6 +31,8 @@ PROMPTS = {
     (192, 64, 256): "mla_prefill/bf16_prefill_256",
 }
 ONE_BYTE = "float8_e4m3fn"
+# The widest experts that one token's own kernel computes.
+ONE_TOKENS_INPUTS = 2048
 
 
 def compile_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> None:
@@ -70,6 +72,8 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
 
 def _products(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[str]:
     stored, weights = model.quantization, resolved.weights
+    if max(model.hidden_size, model.moe_intermediate_size) <= ONE_TOKENS_INPUTS:
+        yield "grouped_gemm/one_token"
     if weights == "dequantized":
         return
     if weights in ("fp8", "w4a8") or Stored.FP8 in (stored.linear, stored.experts):
