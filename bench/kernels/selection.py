@@ -60,7 +60,7 @@ def _of_shape(
     for dtype in (torch.bfloat16, E4M3):
         yield Case(
             f"attention {shape}, {str(dtype)[6:]}", provider,
-            partial(_attend, attention, dtype, requests, context, queries),
+            partial(attend, attention, dtype, requests, context, queries),
             size_bytes=rows * min(context, TOP_K) * WIDTH * dtype.itemsize,
             flops=2.0 * rows * min(context, TOP_K) * HEADS * (WIDTH + LATENT), fp8=dtype == E4M3,
         )  # fmt: skip
@@ -121,7 +121,7 @@ def _choose(choice: ModuleType, rows: int, context: int) -> Callable[[], object]
     return lambda: choice.top_tokens(scores, seen, TOP_K)
 
 
-def _attend(
+def attend(
     attention: ModuleType, dtype: torch.dtype, requests: int, context: int, queries: int
 ) -> Callable[[], object]:
     plan = _plan(requests, context, queries)

@@ -8,6 +8,7 @@ import torch
 
 from engine.model.expanded_attention import ExpandedRows
 from engine.model.indexed_rows import IndexedRows
+from engine.model.masked_rows import MaskedRows
 from engine.model.sparse_attention import SparseMeter, SparseRow
 from kernels.draft_check.pinned import PinnedAcceptance
 from kernels.fp8_gemm import Workspace
@@ -113,7 +114,7 @@ class ForwardContext:
     slots: torch.Tensor
     # [tokens] bool: whether a token belongs to a row of the batch; others pad the step, or fill a graph up.
     real: torch.Tensor
-    # Every token of a row is in exactly one entry of these, of `indexed` and of `sparse`.
+    # Every token of a row is in exactly one entry of these, of `indexed`, of `masked` and of `sparse`.
     absorbed: list[AbsorbedRows]
     expanded: list[ExpandedRows]
     # [rows] int64: the tokens whose logits are wanted; None if those of every token are.
@@ -133,6 +134,8 @@ class ForwardContext:
     index_pool: torch.Tensor | None = None
     # Rows that attend to what indexers select; see `absorbed`.
     indexed: list[IndexedRows] = field(default_factory=list)
+    # Rows that attend to these in the expanded form; see `absorbed`.
+    masked: list[MaskedRows] = field(default_factory=list)
     # Rows whose attention is sparse; see `absorbed`.
     sparse: list[SparseRow] = field(default_factory=list)
     # Set while a step is captured to be run for other contexts too: attention differs between them, and is not

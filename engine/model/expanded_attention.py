@@ -40,27 +40,39 @@ class ExpandedRows:
         return tokens if self.stop - self.first == tokens.shape[0] else tokens[self.first : self.stop]
 
 
-def attend(row: ExpandedRows, query: torch.Tensor, expand: Expand, value_width: int, scale: float) -> torch.Tensor:
-    """query: [queries, heads, nope + rope], rotated. Returns [queries, heads, value]."""
+def attend(
+    row: ExpandedRows,
+    query: torch.Tensor,
+    expand: Expand,
+    value_width: int,
+    scale: float,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """query: [queries, heads, nope + rope], rotated; mask: as of `mla_prefill`. Returns [queries, heads, value]."""
     queries, heads, _ = query.shape
     values = query.new_empty(queries, heads, value_width)
     for some in cut_heads(heads, row.plan.keys, row.expanded):
         keys = expand(some)
-        mla_prefill(query[:, some], *keys, row.plan, values[:, some], scale=scale)
+        mla_prefill(query[:, some], *keys, row.plan, values[:, some], scale=scale, mask=mask)
         # Freed before the next keys are expanded.
         del keys
     return values
 
 
 def attend_and_quantize(
-    row: ExpandedRows, query: torch.Tensor, expand: Expand, out: QuantizedRows, scale: float
+    row: ExpandedRows,
+    query: torch.Tensor,
+    expand: Expand,
+    out: QuantizedRows,
+    scale: float,
+    mask: torch.Tensor | None = None,
 ) -> None:
     """`attend`, whose outputs are quantized for the product that reads them; out: [queries, heads * value]."""
     heads = query.shape[1]
     width = out.values.shape[1] // heads
     for some in cut_heads(heads, row.plan.keys, row.expanded):
         keys, columns = expand(some), out.columns(some.start * width, some.stop * width)
-        attend_and_quantize_heads(query[:, some], *keys, row.plan, columns, scale=scale)
+        attend_and_quantize_heads(query[:, some], *keys, row.plan, columns, scale=scale, mask=mask)
         # Freed before the next keys are expanded.
         del keys
 

@@ -9,10 +9,12 @@ from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.indexed_rows import IndexedRows
+from engine.model.masked_rows import MaskedRows
 from engine.model.parameters import NamedParameters, whole
 from engine.model.quantization import LinearKind
 from kernels.index_keys import IndexQueries, make_queries, write_keys
 from kernels.index_scores import index_scores
+from kernels.mla_prefill import empty_mask, write_mask
 from kernels.moe_gate import gate_logits
 from kernels.top_tokens import top_tokens
 
@@ -72,6 +74,15 @@ class Indexer:
         own = slice(rows.first, rows.stop)
         of_rows = IndexQueries(queries.values[own], queries.weights[own])
         return top_tokens(index_scores(of_rows, self._pool(context), rows.plan), rows.seen, self.config.top_k)
+
+    def mask(self, rows: MaskedRows, queries: IndexQueries, context: ForwardContext) -> torch.Tensor:
+        """As `select`, as a mask of the rows' keys for `mla_prefill`."""
+        plan = rows.row.plan
+        mask = empty_mask(plan.queries, plan.keys, queries.values.device)
+        for part in rows.parts:
+            own = slice(part.first - rows.first, part.stop - rows.first)
+            write_mask(self.select(part, queries, context), mask[:, own])
+        return mask
 
     def _pool(self, context: ForwardContext) -> torch.Tensor:
         assert context.index_pool is not None

@@ -14,6 +14,7 @@ from engine.model.context import AbsorbedRows, DeviceState, ForwardContext
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, unpack_decode_rows
 from engine.model.expanded_attention import ExpandedRows
 from engine.model.indexed_rows import IndexedRows, cut_queries, indexed_rows
+from engine.model.masked_rows import MaskedRows, masked_is_cheaper, masked_until
 from engine.model.sparse_attention import MOST_SAMPLES, SparseMeter, SparseRow
 from kernels.host_copy import to_device
 from kernels.mla_decode import DecodePlan, plan_decode
@@ -78,7 +79,7 @@ def join_context(
     token_ids, rotations, slots, real = (
         tensors[0] if len(tensors) == 1 else torch.cat(tensors) for tensors in zip(*parts, strict=True)
     )
-    prompt_forms, expanded, sparse = _attention_of_prompts(config, prompts, stops, state)
+    prompt_forms, expanded, masked, sparse = _attention_of_prompts(config, prompts, stops, state)
     forms += prompt_forms
     return ForwardContext(
         token_ids=token_ids,
@@ -94,6 +95,7 @@ def join_context(
         padding=padding,
         index_pool=state.index_pool,
         indexed=_indexed(forms),
+        masked=masked,
         sparse=sparse,
     )
 
@@ -195,9 +197,10 @@ def last_tokens(rows: Sequence[Row]) -> list[int]:
 
 def _attention_of_prompts(
     config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
-) -> tuple[list[AbsorbedRows | IndexedRows], list[ExpandedRows], list[SparseRow]]:
+) -> tuple[list[AbsorbedRows | IndexedRows], list[ExpandedRows], list[MaskedRows], list[SparseRow]]:
     forms: list[AbsorbedRows | IndexedRows] = []
     expanded: list[ExpandedRows] = []
+    masked: list[MaskedRows] = []
     sparse: list[SparseRow] = []
     # Neighbouring rows without a cached prefix: one attention call takes them all.
     fresh: list[tuple[int, int]] = []
@@ -207,10 +210,15 @@ def _attention_of_prompts(
             expanded.append(_expand_fresh(fresh, state))
             fresh.clear()
 
-    for row, first, stop in _cut_where_sparse(rows, stops, state):
+    for row, first, stop in _cut_where_sparse(config, rows, stops, state):
         if state.index_pool is not None and row.start >= state.top_k:
             flush()
-            forms += _index_prompt(row, first, stop, state)
+            parts = tuple(_index_prompt(row, first, stop, state))
+            short = row.end <= _masked_until(config, state)
+            if short and masked_is_cheaper(config, queries=stop - first, context=row.end):
+                masked.append(MaskedRows(_expand_behind_prefix(row, first, stop, state), parts))
+            else:
+                forms += parts
             continue
         if row.sparse is None and not row.start and stop - (fresh[0][0] if fresh else first) <= EXPANDED_TOKENS:
             fresh.append((first, stop))
@@ -225,22 +233,30 @@ def _attention_of_prompts(
         else:
             expanded.append(_expand_behind_prefix(row, first, stop, state))
     flush()
-    return forms, expanded, sparse
+    return forms, expanded, masked, sparse
 
 
-def _cut_where_sparse(rows: Sequence[Row], stops: Sequence[int], state: DeviceState) -> Iterator[tuple[Row, int, int]]:
+def _cut_where_sparse(
+    config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
+) -> Iterator[tuple[Row, int, int]]:
     """The rows and their spans of tokens, cut where attention begins to be sparse, or to be to what indexers select:
-    the part before is an exact row.
+    the part before is an exact row. What indexers select is cut where masks are no longer cheaper.
     """
-    for row, (first, stop) in zip(rows, pairwise(stops), strict=True):
-        exact = min(max(_exact_until(row, state) - row.start, 0), row.tokens)
-        if exact:
-            whole = exact == row.tokens and row.sparse is None
-            head = row if whole else msgspec.structs.replace(row, token_ids=row.token_ids[:exact], sparse=None)
-            yield head, first, first + exact
-        if exact < row.tokens:
-            rest = msgspec.structs.replace(row, token_ids=row.token_ids[exact:], start=row.start + exact)
-            yield rest, first + exact, stop
+    for row, first in zip(rows, stops, strict=False):
+        exact = _exact_until(row, state)
+        bounds = (row.start, exact, max(exact, _masked_until(config, state)), row.end)
+        for start, end in pairwise(min(max(bound, row.start), row.end) for bound in bounds):
+            if start < end:
+                part = _part_of_row(row, start, end, exact=end <= exact)
+                yield part, first + start - row.start, first + end - row.start
+
+
+def _part_of_row(row: Row, start: int, end: int, *, exact: bool) -> Row:
+    """The row's tokens at positions [start, end). exact: whether their attention is, though the row's may be sparse."""
+    if (start, end) == (row.start, row.end) and not (exact and row.sparse):
+        return row
+    tokens = row.token_ids[start - row.start : end - row.start]
+    return msgspec.structs.replace(row, token_ids=tokens, start=start, sparse=None if exact else row.sparse)
 
 
 def _exact_until(row: Row, state: DeviceState) -> int:
@@ -248,6 +264,14 @@ def _exact_until(row: Row, state: DeviceState) -> int:
     if state.index_pool is not None:
         return state.top_k
     return row.end if row.sparse is None or state.sparse_meter is None else row.sparse.from_tokens
+
+
+def _masked_until(config: ModelConfig, state: DeviceState) -> int:
+    """The position of the first token that attends to latents, if it selects. Masks are for products in the model's
+    dtype.
+    """
+    none = config.indexer is None or state.quantized_prompts
+    return 0 if none else masked_until(config, on_gpu=state.device.type == "cuda")
 
 
 def _attend_sparsely(

@@ -16,6 +16,7 @@ from engine.model.expanded_attention import Expand, ExpandedKeys, ExpandedRows
 from engine.model.expansion import Latents, make_expansion
 from engine.model.indexed_rows import IndexedRows
 from engine.model.indexer import Indexer
+from engine.model.masked_rows import MaskedRows
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
 from engine.model.sparse_attention import SparseRow, measure
@@ -190,27 +191,31 @@ class Attention:
         if context.shared_latents is not None:
             exchange_kv(context, context.shared_latents, self.index, self._everybody)
         if not self._output.input_form.quantized:
-            parts = self._parts(context.expanded, context.sparse, inputs, pool, context)
+            parts = self._parts(context.expanded, context.masked, context.sparse, inputs, pool, context)
             in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
         forms = context.in_latents()
-        others = context.expanded or context.sparse or context.padding
+        others = context.expanded or context.masked or context.sparse or context.padding
         if out is None and len(forms) == 1 and not others:
             return self._expanded_values(self._attended(forms[0], inputs, pool, context))
         out = out or self._empty_quantized(query)
         for row in context.expanded:
             self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
+        for masked in context.masked:
+            mask, row = self._mask(masked, inputs, context), masked.row
+            self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop), mask)
         for sparse in context.sparse:
             if not self._measures(sparse):
                 self._attend_sparsely_and_quantize(sparse, query, pool, context, out.rows(sparse.first, sparse.stop))
         measured = [sparse for sparse in context.sparse if self._measures(sparse)]
-        for first, part in self._parts([], measured, inputs, pool, context):
+        for first, part in self._parts([], [], measured, inputs, pool, context):
             quantize_into(part.flatten(1), out.rows(first, first + len(part)))
         return out
 
     def _parts(
         self,
         expanded: Sequence[ExpandedRows],
+        masked: Sequence[MaskedRows],
         sparse: Sequence[SparseRow],
         inputs: Projected,
         pool: torch.Tensor,
@@ -222,6 +227,9 @@ class Attention:
             yield rows.first, expand_values(self._attended(rows, inputs, pool, context), self._absorb_value)
         for row in expanded:
             yield row.first, self._expanded(row, query, inputs.latents, pool, context)
+        for hiding in masked:
+            mask = self._mask(hiding, inputs, context)
+            yield hiding.first, self._expanded(hiding.row, query, inputs.latents, pool, context, mask)
         for part in sparse:
             yield part.first, self._sparse(part, query, pool, context)
         if context.padding:
@@ -268,6 +276,14 @@ class Attention:
             kv_scale=context.kv_scale,
         )
 
+    def _mask(self, rows: MaskedRows, inputs: Projected, context: ForwardContext) -> torch.Tensor:
+        """Which keys the rows' queries attend to, as `mla_prefill` takes it."""
+        queries = inputs.index_queries
+        if self._indexer is not None and queries is not None:
+            rows.mask = self._indexer.mask(rows, queries, context)
+        assert rows.mask is not None, "the first layer has an indexer"
+        return rows.mask
+
     def _attended(
         self, rows: AbsorbedRows | IndexedRows, inputs: Projected, pool: torch.Tensor, context: ForwardContext
     ) -> Attended:
@@ -290,11 +306,17 @@ class Attention:
         )
 
     def _expanded(
-        self, row: ExpandedRows, query: torch.Tensor, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext
+        self,
+        row: ExpandedRows,
+        query: torch.Tensor,
+        latents: torch.Tensor,
+        pool: torch.Tensor,
+        context: ForwardContext,
+        mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rotated, config = self._rotated(row, query, context), self.config
         expand = self._expand(self._known(row, latents, pool, context), context)
-        return expanded_attention.attend(row, rotated, expand, config.v_head_dim, config.softmax_scale)
+        return expanded_attention.attend(row, rotated, expand, config.v_head_dim, config.softmax_scale, mask)
 
     def _attend_and_quantize(
         self,
@@ -304,10 +326,11 @@ class Attention:
         pool: torch.Tensor,
         context: ForwardContext,
         out: QuantizedRows,
+        mask: torch.Tensor | None = None,
     ) -> None:
         rotated = self._rotated(row, query, context)
         expand = self._expand(self._known(row, latents, pool, context), context)
-        expanded_attention.attend_and_quantize(row, rotated, expand, out, self.config.softmax_scale)
+        expanded_attention.attend_and_quantize(row, rotated, expand, out, self.config.softmax_scale, mask)
 
     def _rotated(self, row: ExpandedRows, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The row's queries, rotated in place."""

@@ -6,13 +6,16 @@ import torch
 
 from kernels.act_quant import QuantizedRows, quantize_into
 from kernels.mla_prefill import fp8_reference, reference
+from kernels.mla_prefill.mask import empty_mask, seen_keys, write_mask
 from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
 
 __all__ = [
     "PrefillPlan",
     "attend_and_quantize",
+    "empty_mask",
     "mla_prefill",
     "plan_prefill",
+    "write_mask",
 ]
 
 # Query, both parts of the keys, values, the plan, outputs and the scale, as `mla_prefill` takes them.
@@ -31,6 +34,7 @@ def mla_prefill(
     out: torch.Tensor,
     *,
     scale: float,
+    mask: torch.Tensor | None = None,
 ) -> None:
     """softmax(scale * query . key) @ value per head and prompt, into `out`.
 
@@ -38,14 +42,19 @@ def mla_prefill(
     part that all heads share; value: [keys, heads, 128]; any widths, last dimension contiguous, one dtype, the plan's
     prompts one after another. Query i of a prompt sees its keys 0 .. keys - queries + i. out: [queries, heads, 128] of
     the query's dtype; it may be some heads of a larger one. If the plan quantizes, queries, keys, weights and values
-    are multiplied in e4m3: `fp8_reference` defines how they are rounded.
+    are multiplied in e4m3: `fp8_reference` defines how they are rounded. mask: of one prompt, if each query attends
+    only to some of the keys that it sees, and at least to one: see `kernels.mla_prefill.mask`.
 
-    On a Hopper GPU this runs our CUDA kernels in bf16, for the widths of `bf16.SOURCES`, and in e4m3 for DeepSeek-V3's.
-    All else on a GPU runs our Triton kernel, or, if the plan quantizes, the definition, which is slow.
+    On a Hopper GPU this runs our CUDA kernels in bf16, for the widths of `bf16.SOURCES`, and in e4m3, or with a mask in
+    bf16, for DeepSeek-V3's. All else on a GPU runs our Triton kernel, or, if the plan quantizes or there is a mask, the
+    definition, which is slow.
     """
-    _check(query, own, shared, value, plan)
+    _check(query, own, shared, value, plan, mask)
     assert out.shape == (*query.shape[:2], value.shape[2]) and out.dtype == query.dtype
     assert out.stride()[1:] == (value.shape[2], 1)
+    if mask is not None:
+        _attend_masked(query, own, shared, value, plan, mask, out, scale)
+        return
     _implementation(query, own, shared, value, plan)(query, own, shared, value, plan, out, scale)
 
 
@@ -58,24 +67,28 @@ def attend_and_quantize(
     out: QuantizedRows,
     *,
     scale: float,
+    mask: torch.Tensor | None = None,
 ) -> None:
     """`mla_prefill`, whose outputs are quantized for the product that reads them.
 
     out: [queries, heads * 128], which the outputs of all heads fill; it may have some groups of larger rows.
     """
-    _check(query, own, shared, value, plan)
+    _check(query, own, shared, value, plan, mask)
     (queries, heads, _), width = query.shape, value.shape[2]
     assert out.values.shape == (queries, heads * width)
     if query.is_cuda:
-        from kernels.mla_prefill import bf16, fp8, hopper_inputs
+        from kernels.mla_prefill import bf16, fp8, hopper_inputs, masked
 
+        if mask is not None and masked.takes(query, own, shared, value):
+            masked.attend_and_quantize(query, own, shared, value, plan, mask, out, scale)
+            return
         takes = hopper_inputs.takes if plan.quantized else bf16.takes_quantized
-        if takes(query, own, shared, value):
+        if mask is None and takes(query, own, shared, value):
             fused = fp8.attend_and_quantize if plan.quantized else bf16.attend_and_quantize
             fused(query, own, shared, value, plan, out, scale)
             return
     values = query.new_empty(queries, heads, width)
-    mla_prefill(query, own, shared, value, plan, values, scale=scale)
+    mla_prefill(query, own, shared, value, plan, values, scale=scale, mask=mask)
     quantize_into(values.flatten(1), out)
 
 
@@ -93,10 +106,38 @@ def _implementation(
     return bf16.mla_prefill if bf16.takes(query, own, shared, value) else triton.mla_prefill
 
 
+def _attend_masked(
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    mask: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    if query.is_cuda:
+        from kernels.mla_prefill import masked
+
+        if masked.takes(query, own, shared, value):
+            masked.mla_prefill(query, own, shared, value, plan, mask, out, scale)
+            return
+    seen = seen_keys(mask, plan.queries, plan.keys)
+    reference.mla_prefill(query, own, shared, value, plan, out, scale, seen)
+
+
 def _check(
-    query: torch.Tensor, own: torch.Tensor, shared: torch.Tensor, value: torch.Tensor, plan: PrefillPlan
+    query: torch.Tensor,
+    own: torch.Tensor,
+    shared: torch.Tensor,
+    value: torch.Tensor,
+    plan: PrefillPlan,
+    mask: torch.Tensor | None,
 ) -> None:
     assert own.shape[:2] == value.shape[:2] and shared.shape[0] == own.shape[0]
     assert query.shape[1:] == (own.shape[1], own.shape[2] + shared.shape[1])
     assert query.shape[0] == plan.queries and own.shape[0] == plan.keys
     assert query.dtype == own.dtype == shared.dtype == value.dtype
+    if mask is not None:
+        assert len(plan.query_lengths) == 1 and not plan.quantized and mask.is_contiguous()
+        assert mask.shape == empty_mask(plan.queries, plan.keys, torch.device("meta")).shape

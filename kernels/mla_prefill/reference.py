@@ -22,10 +22,12 @@ def mla_prefill(
     plan: PrefillPlan,
     out: torch.Tensor,
     scale: float,
+    seen: torch.Tensor | None = None,
 ) -> None:
+    """seen: [queries, keys] bool of one prompt, the keys that each query attends to."""
     key = join_keys(own, shared)
     for queries, keys in plan.ranges():
-        _attend(query[queries], key[keys], value[keys], scale, out[queries])
+        _attend(query[queries], key[keys], value[keys], scale, out[queries], seen)
 
 
 def join_keys(own: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
@@ -33,7 +35,14 @@ def join_keys(own: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
     return torch.cat([own, shared.unsqueeze(1).expand(-1, own.shape[1], -1)], dim=2)
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    chosen: torch.Tensor | None,
+) -> None:
     queries, heads, _ = query.shape
     cached = key.shape[0] - queries
     keys, values = key.permute(1, 2, 0), value.transpose(0, 1)
@@ -44,5 +53,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: 
         scores = torch.bmm(query[start:stop].transpose(0, 1), keys[:, :, :seen]).mul_(scale).float()
         later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
         scores[:, :, cached + start :].masked_fill_(later, float("-inf"))
+        if chosen is not None:
+            scores.masked_fill_(~chosen[start:stop, :seen], float("-inf"))
         weights = torch.softmax(scores, dim=2)
         out[start:stop] = torch.bmm(weights.to(query.dtype), values[:, :seen]).transpose(0, 1)

@@ -79,6 +79,21 @@ struct Consumer {
     for (int i = 0; i < SCORES / 2; i++) weights[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);
   }
 
+  // Hides the scores of keys that the thread's rows do not see, if the step has bits that say so.
+  __device__ __forceinline__ void hide_unseen(float (&)[SCORES], const Masks<false>&) const {}
+  __device__ __forceinline__ void hide_unseen(float (&scores)[SCORES], const Masks<true>& masks) const {
+    static_assert(!MASKED || KEYS == 128, "a row's bits are 16 bytes");
+    int row = half * HALF_QUERIES + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int side = 0; side < 2; side++) {
+      uint4 bits = masks.mask[count % STAGES][row + side * 8];
+      u32 words[4] = {bits.x >> column, bits.y >> column, bits.z >> column, bits.w >> column};
+#pragma unroll
+      for (int i = 0; i < SCORES; i++)
+        if (i / 2 % 2 == side && !(words[i / 16] >> (i / 4 % 4 * 8 + i % 2) & 1)) scores[i] = -__int_as_float(0x7F800000);
+    }
+  }
+
   // Scores to weights, masked if `first` is where the step's two blocks begin. Returns whether earlier sums must be scaled down.
   __device__ __forceinline__ bool weigh(float (&scores)[SCORES], Softmax& softmax, const Sight& sight, const int* first) const {
     if (first) {
@@ -115,11 +130,12 @@ struct Consumer {
     score(scores);
     wgmma_wait<0>();
     pin(scores);
+    hide_unseen(scores, shared);
     release(&shared.key_empty[count % STAGES]);
     // Products have used the queries, so they have left shared memory. Right after their loads they may not have: an arrival does
     // not wait for loads.
     if (HOLDS_QUERIES || unit.steps == 1) release(&shared.query_empty[half]);
-    weigh(scores, softmax, sight, unit.blocks);
+    weigh(scores, softmax, sight, MASKED ? nullptr : unit.blocks);
     if (unit.steps > 1) await_keys(count + 1);
     pack(weights, scores);
     if (max(unit.blocks[0], unit.blocks[1]) + BLOCK > unit.keys) {
@@ -138,6 +154,7 @@ struct Consumer {
     add(out, weights);
     wgmma_wait<1>();
     pin(scores);
+    hide_unseen(scores, shared);
     release(&shared.key_empty[count % STAGES]);
     if (!HOLDS_QUERIES && !more) release(&shared.query_empty[half]);
     bool raised = weigh(scores, softmax, sight, first);
@@ -164,7 +181,9 @@ struct Consumer {
       queries.take(shared.query[half]);
       begin(weights, softmax, sight, unit);
       int left = unit.steps - 1;
-      if constexpr (KEYS == QUERIES) {
+      if constexpr (MASKED) {
+        // The bits hide the diagonal as well.
+      } else if constexpr (KEYS == QUERIES) {
         // Runs at most once. It is a loop because the compiler would take a branch for one that threads may take
         // differently: then descriptors are no longer in uniform registers, and dense attention takes 10% longer.
 #pragma unroll 1

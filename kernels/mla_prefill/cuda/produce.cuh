@@ -34,11 +34,11 @@ struct Copier {
   __device__ __forceinline__ static bool are_all_there(const int (&rows)[BOXES]) {
     return BOXES == 1 || rows[BOXES - 1] < NO_BLOCK;
   }
-  // Waits until the stage is free, and has its barrier count the bytes of CHUNKS chunks.
-  template <int CHUNKS, int BOXES>
+  // Waits until the stage is free, and has its barrier count the bytes of CHUNKS chunks and MORE.
+  template <int CHUNKS, int MORE, int BOXES>
   __device__ __forceinline__ static void expect(const int (&rows)[BOXES], u64* full, u64* empty, int number) {
     wait(empty, (number / STAGES & 1) ^ 1);
-    arrive_and_expect(full, are_all_there(rows) ? CHUNKS * CHUNK_BYTES : CHUNKS * CHUNK_BYTES / BOXES);
+    arrive_and_expect(full, are_all_there(rows) ? CHUNKS * CHUNK_BYTES + MORE : CHUNKS * CHUNK_BYTES / BOXES + MORE);
   }
   // A missing block keeps what lies in shared memory.
   template <int CHUNKS, int BOXES>
@@ -56,7 +56,7 @@ struct Copier {
   __device__ __forceinline__ void copy_keys(int head, const int (&rows)[BOXES]) {
     int stage = keys % STAGES;
     u64* full = &shared.key_full[stage];
-    expect<KEY_CHUNKS>(rows, full, &shared.key_empty[stage], keys);
+    expect<KEY_CHUNKS, MASK_BYTES>(rows, full, &shared.key_empty[stage], keys);
     copy_chunks<OWN_CHUNKS>(shared.key[stage], given.own_boxes, head * given.own_head, rows, full);
     copy_chunks<KEY_CHUNKS - OWN_CHUNKS>(shared.key[stage] + OWN_CHUNKS * CHUNK_BYTES, given.shared_boxes, 0, rows, full);
     keys++;
@@ -65,7 +65,7 @@ struct Copier {
   __device__ __forceinline__ void copy_values(int head, const int (&rows)[BOXES]) {
     int stage = values % STAGES;
     u64* full = &shared.value_full[stage];
-    expect<VALUE_CHUNKS>(rows, full, &shared.value_empty[stage], values);
+    expect<VALUE_CHUNKS, 0>(rows, full, &shared.value_empty[stage], values);
     copy_chunks<VALUE_CHUNKS>(shared.value[stage], given.value_boxes, head * given.value_head, rows, full);
     values++;
   }

@@ -9,12 +9,18 @@
 #define STEP_KEYS 128
 #endif
 constexpr int KEYS = STEP_KEYS, BLOCK = KEYS / 2;
+// Whether bits say which keys each query sees: then the last of them hide what comes after a query, too.
+#ifndef MASKED_KEYS
+#define MASKED_KEYS false
+#endif
+constexpr bool MASKED = MASKED_KEYS;
 // Sums and scores of a thread, which has parts of two rows.
 constexpr int SUMS = VALUE / 2, SCORES = KEYS / 2;
 // Channels of a box: rows of 128 bytes, swizzled.
 constexpr int CHUNK = 64, KEY_CHUNKS = WIDTH / CHUNK, OWN_CHUNKS = OWN / CHUNK, VALUE_CHUNKS = VALUE / CHUNK;
 constexpr int QUERY_CHUNK_BYTES = HALF_QUERIES * CHUNK * 2, CHUNK_BYTES = KEYS * CHUNK * 2;
 constexpr int QUERY_BYTES = KEY_CHUNKS * QUERY_CHUNK_BYTES, KEY_BYTES = KEY_CHUNKS * CHUNK_BYTES, VALUE_BYTES = VALUE_CHUNKS * CHUNK_BYTES;
+constexpr int MASK_BYTES = MASKED ? QUERIES * KEYS / 8 : 0;
 constexpr int STAGES = 2;
 // The place of a block that does not exist: after all keys.
 constexpr int NO_BLOCK = 1 << 29;
@@ -53,7 +59,13 @@ struct Inputs {
   float scale_log2;
 };
 
-struct Shared {
+// Room for a step's bits, a row for each query of the tile.
+template <bool MASKED>
+struct Masks {};
+template <>
+struct Masks<true> { uint4 mask[STAGES][QUERIES]; };
+
+struct Shared : Masks<MASKED> {
   u8 query[CONSUMERS][QUERY_BYTES];
   u8 key[STAGES][KEY_BYTES];
   u8 value[STAGES][VALUE_BYTES];

@@ -1,0 +1,54 @@
+"""Prompts whose queries attend to selected tokens in the expanded form: to all keys, of which a mask hides the others.
+
+A query of DeepSeek-V3.2's attends to 2,048 latents, which takes as long as some 7,000 expanded keys.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.expanded_attention import ExpandedRows
+from engine.model.indexed_rows import IndexedRows
+
+# Whether prompts on a GPU attend so: the kernel has not run on one yet.
+ON_GPUS = False
+
+
+@dataclass(slots=True)
+class MaskedRows:
+    """A row after a prefix."""
+
+    row: ExpandedRows
+    # All tokens of the row, in parts whose scores are computed at a time.
+    parts: tuple[IndexedRows, ...]
+    # What the last layer with an indexer of its own has selected; None before the first. Layers write and read it.
+    mask: torch.Tensor | None = None
+
+    @property
+    def first(self) -> int:
+        return self.row.first
+
+
+def masked_until(config: ModelConfig, *, on_gpu: bool) -> int:
+    """The position from which on a query's attention to selected latents takes fewer multiplications than to all
+    expanded keys; 0 if nothing attends to these with a mask.
+    """
+    assert config.indexer is not None
+    if on_gpu and not ON_GPUS:
+        return 0
+    absorbed = (config.latent_dim + config.kv_lora_rank) * config.indexer.top_k
+    return absorbed // (config.qk_head_dim + config.v_head_dim)
+
+
+def masked_is_cheaper(config: ModelConfig, *, queries: int, context: int) -> bool:
+    """Whether `queries` tokens, the last of `context`, take fewer multiplications in all with a mask.
+
+    Per head, expanded keys cost the projection for every token of the context, absorbed queries and the values of what
+    they attended to only for every query.
+    """
+    assert config.indexer is not None
+    projection = config.kv_lora_rank * (config.qk_nope_head_dim + config.v_head_dim)
+    expanded = (config.qk_head_dim + config.v_head_dim) * (2 * context - queries) // 2
+    absorbed = (config.latent_dim + config.kv_lora_rank) * config.indexer.top_k
+    return queries * (absorbed - expanded) > projection * (context - queries)

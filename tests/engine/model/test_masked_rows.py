@@ -1,0 +1,66 @@
+"""Prompts that attend to selected tokens among expanded keys, by a mask."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.model import indexed_rows, inputs
+from engine.model.config import ModelConfig, parse_model_config
+from engine.model.masked_rows import masked_is_cheaper, masked_until
+from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.family import FAMILY
+from tests.support.oracle_model import load_oracle_of_family, oracle_logits, our_logits, relative_error
+
+BLOCKS = [5, 2, 9]
+V32 = FAMILY["deepseek-v3.2"]
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks for all tokens up to position 100 that select, whatever they cost; tiny prompts are cheaper without."""
+    monkeypatch.setattr(inputs, "masked_until", lambda *_, **__: 100)
+    monkeypatch.setattr(inputs, "masked_is_cheaper", lambda *_, **__: True)
+
+
+def published() -> ModelConfig:
+    return parse_model_config(json.loads((Path(__file__).parent / "published" / "deepseek-v3.2.json").read_text()))
+
+
+def test_selected_latents_take_as_long_as_7000_expanded_keys() -> None:
+    assert masked_until(published(), on_gpu=False) == 2048 * (576 + 512) // (192 + 128) == 6963
+
+
+@pytest.mark.parametrize(
+    ("queries", "context", "masked"),
+    [(1452, 3500, True), (4915, 6963, True), (500, 6963, False), (1, 2100, False), (300, 2400, True)],
+)
+def test_masks_pay_for_expanding_the_prefix_if_queries_are_many(queries: int, context: int, masked: bool) -> None:
+    assert masked_is_cheaper(published(), queries=queries, context=context) == masked
+
+
+@pytest.mark.usefixtures("masks")
+@pytest.mark.parametrize("model", ["deepseek-v3.2", "glm-5"])
+@pytest.mark.parametrize("cuts", [[130], [39, 91], [64, 30, 36], [101, 29]], ids=str)
+def test_masked_prompts_have_the_logits_of_transformers(
+    model: str, cuts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some of a row's queries are scored at a time.
+    monkeypatch.setattr(indexed_rows, "MOST_SCORES", 25 * 130)
+    checkpoint = tiny_checkpoint(tmp_path, **FAMILY[model])
+    expected = oracle_logits(load_oracle_of_family(checkpoint), random_prompt(130))
+    assert relative_error(our_logits(checkpoint, random_prompt(130), BLOCKS, cuts), expected) < 1e-5
+
+
+def test_quantized_outputs_of_masked_prompts_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    widths = {"index_head_dim": 128, "q_lora_rank": 128}
+    source = tiny_checkpoint(tmp_path, dtype="float8", num_hidden_layers=1, **{**V32, **widths})
+
+    def compute() -> torch.Tensor:
+        return our_logits(source, random_prompt(90), BLOCKS, [90], dtype=torch.bfloat16, weights="quantized")
+
+    latents = compute()
+    request.getfixturevalue("masks")
+    masked = compute()
+    assert not torch.equal(masked, latents) and relative_error(masked, latents) < 0.05

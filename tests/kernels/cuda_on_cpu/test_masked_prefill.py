@@ -1,0 +1,50 @@
+"""Attention of a prompt to chosen keys on the CPU, with the source that makes their bits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.act_quant import dequantize, empty_quantized
+from kernels.mla_prefill import PrefillPlan, empty_mask, mla_prefill, plan_prefill, write_mask
+from kernels.mla_prefill.mask import seen_keys
+from kernels.mla_prefill.tiles import cut_tiles
+from tests.support.chosen_keys import choose_keys
+from tests.support.cuda_on_cpu.launches import CudaOnCpu
+from tests.support.errors import relative_error
+
+HEADS, OWN, ROPE, VALUE, SCALE = 3, 128, 64, 128, 0.1
+
+
+def plan_of(queries: int, keys: int) -> PrefillPlan:
+    """With what a Hopper GPU's kernels read."""
+    tiles = torch.tensor(cut_tiles([queries], [keys]), dtype=torch.int32)
+    return replace(plan_prefill([queries], [keys], torch.device("cpu")), tiles=tiles, taken=torch.zeros(1).int())
+
+
+@pytest.mark.parametrize("count", [1, 40, 300])
+def test_words_have_the_bits_of_chosen_keys(count: int, on_cpu: CudaOnCpu) -> None:
+    tokens, mask = choose_keys(70, 290, count), empty_mask(130, 290, torch.device("cpu")).fill_(-1)
+    on_cpu.module("mla_prefill.mask_words").write_mask(tokens, mask[:, 20:90])
+    expected = torch.full_like(mask, -1)
+    write_mask(tokens, expected[:, 20:90])
+    assert torch.equal(mask, expected)
+
+
+@pytest.mark.parametrize(("queries", "keys", "count"), [(1, 1, 1), (70, 200, 30), (130, 400, 150), (129, 129, 200)])
+def test_queries_attend_to_their_chosen_keys(queries: int, keys: int, count: int, on_cpu: CudaOnCpu) -> None:
+    masked, plan = on_cpu.module("mla_prefill.masked"), plan_of(queries, keys)
+    query = torch.randn(queries, HEADS, OWN + ROPE).bfloat16()
+    parts = torch.randn(keys, HEADS, OWN + VALUE).bfloat16().split([OWN, VALUE], dim=2)
+    inputs = query, parts[0], torch.randn(keys, ROPE).bfloat16(), parts[1]
+    mask = empty_mask(queries, keys, torch.device("cpu")).random_()
+    write_mask(choose_keys(queries, keys, count), mask[:, :queries])
+    expected, found = query.new_empty(queries, HEADS, VALUE).float(), query.new_empty(queries, HEADS, VALUE)
+    plain = query.float(), parts[0].float(), inputs[2].float(), parts[1].float()
+    mla_prefill(*plain, plan, expected, scale=SCALE, mask=mask)
+    masked.mla_prefill(*inputs, plan, mask, found, SCALE)
+    assert relative_error(found, expected) < 0.01 and not plan.taken
+    quantized = empty_quantized(queries, HEADS * VALUE, device=query.device)
+    masked.attend_and_quantize(*inputs, plan, mask, quantized.rows(0, queries), SCALE)
+    assert relative_error(dequantize(quantized).view_as(expected), expected) < 0.04
+    assert seen_keys(mask, queries, keys).sum(1).max() <= count
