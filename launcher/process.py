@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh.channel import Channels
 from mesh.errors import MeshError, ProcessFailed
+from mesh.exit_status import describe_status
 from mesh.tethered import start_tethered
 
 _TAIL_LINES = 20
@@ -162,8 +163,3 @@ async def until_ready(endpoint: str, channels: Channels) -> None:
             await asyncio.sleep(_POLL_SECONDS)
     finally:
         await channel.close()
-
-
-def describe_status(status: int) -> str:
-    """An exit status in words."""
-    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"

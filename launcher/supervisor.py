@@ -10,11 +10,12 @@ from pathlib import Path
 import mesh
 from launcher.log_lines import NAME
 from launcher.plan import ServiceSpec
-from launcher.process import Child, describe_status
+from launcher.process import Child
 from launcher.restart import RestartPolicy
 from mesh.addresses import with_port
 from mesh.channel import Channels
 from mesh.errors import ProcessFailed
+from mesh.exit_status import describe_status
 from mesh.ports import free_port
 
 STOP_GRACE_SECONDS = 15.0

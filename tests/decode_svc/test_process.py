@@ -73,7 +73,7 @@ async def test_the_death_of_the_rank_ends_the_process() -> None:
                 assert isinstance(request.error, EngineFailed)
                 assert request.is_exact()
         assert await process.child.wait() == 1
-        assert "the engine process ended with status" in process.lines[-1]
+        assert "the engine process ended with signal SIGKILL" in process.lines[-1]
 
 
 async def test_a_killed_worker_leaves_no_rank() -> None:

@@ -20,7 +20,7 @@ RANKS = 2
 # Two prompts of 300 tokens take twenty seconds, in steps of two that a prefill worker ends before it stops.
 SLOW_PREFILL = {"max_step_tokens": 64, "oracle": {"prefill_tokens_per_second": 32}}
 REASONS = {
-    signal.SIGKILL: "rank 1 of 2 ended with status -9",
+    signal.SIGKILL: "rank 1 of 2 ended with signal SIGKILL",
     signal.SIGSTOP: "rank 1 of 2 has made no progress for 2 s: its process does not run",
 }
 

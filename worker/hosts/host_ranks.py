@@ -10,6 +10,7 @@ from engine.protocol.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
 from engine.protocol.messages import FromRank, Release, Released
 from engine.protocol.pulse import LoopProgress
 from mesh.errors import EngineFailed
+from mesh.exit_status import describe_status
 from worker.config import WorkerConfig
 from worker.hosts.host_group import LEAVE_SECONDS, HostGroup
 from worker.ranks.process import RankProcess, start_message, start_rank
@@ -130,13 +131,14 @@ class HostRanks:
         status = await asyncio.shield(self._closed[number])
         await first.ended(number, status)
         if status:
-            raise EngineFailed(f"rank {number} ended with status {status}, and with it this host")
+            raise EngineFailed(f"rank {number} ended with {describe_status(status)}, and with it this host")
 
     async def _until_released(self, number: int) -> None:
         while await self._read(number):
             pass
         if number not in self._released:
-            raise EngineFailed(f"rank {number} ended with status {await asyncio.shield(self._closed[number])}")
+            status = await asyncio.shield(self._closed[number])
+            raise EngineFailed(f"rank {number} ended with {describe_status(status)}")
 
     async def _read(self, number: int) -> bytes:
         """What the rank says next; nothing once it has ended or left its group."""

@@ -34,6 +34,7 @@ from engine.protocol.messages import (
 from engine.protocol.pulse import LoopProgress, Pulse
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, rebuild
+from mesh.exit_status import describe_status
 from transfer.block_macs import Authorship
 from transfer.ticket import StoreSession, Ticket
 from worker.handover import RankHandle
@@ -229,7 +230,7 @@ class RankClient:
             message = await anext(self._messages, None)
         if message is None:
             status = await asyncio.shield(self.closed)
-            raise EngineFailed(f"{self.name} ended with status {status} while it started: see its last lines")
+            raise EngineFailed(f"{self.name} ended with {describe_status(status)} while it started: see its last lines")
         if isinstance(message, Failed):
             raise _start_error(message, self.name if isinstance(self._process, RemoteRank) else None)
         if isinstance(message, Released):

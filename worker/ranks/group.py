@@ -15,6 +15,7 @@ from mesh.config import ObserveConfig
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
+from mesh.exit_status import describe_status
 from mesh.rank_choice import choose_rank
 from transfer.block_macs import Authorship
 from worker.chains import found_blocks
@@ -263,7 +264,7 @@ class RankGroup:
         except EngineFailed as error:
             return number, error
         status = await asyncio.shield(client.closed)
-        return number, EngineFailed(f"{client.name} ended with status {status}")
+        return number, EngineFailed(f"{client.name} ended with {describe_status(status)}")
 
     async def _watch(self) -> tuple[int, EngineFailed]:
         """Watch the heartbeats; returns a rank's number, and why, once it hangs."""

@@ -54,8 +54,8 @@ async def test_ranks_of_both_hosts_generate_the_tokens_of_transformers(tp: int, 
 async def test_a_killed_rank_of_the_second_host_is_named() -> None:
     async with two_hosts(worker_config()) as hosts:
         hosts.rank(1).kill()
-        assert (await hosts.running).message == "rank 1 of 2 (host 1) ended with status -9"
-        with pytest.raises(EngineFailed, match="rank 1 ended with status -9"):
+        assert (await hosts.running).message == "rank 1 of 2 (host 1) ended with signal SIGKILL"
+        with pytest.raises(EngineFailed, match="rank 1 ended with signal SIGKILL"):
             await hosts.other
 
 
@@ -75,7 +75,7 @@ async def test_ranks_of_the_second_host_serve_a_new_first_host() -> None:
         await eventually(lambda: all(hosts.transcript.token_ids.get(key) for key in keys))
         left = hosts.rank(1)
         hosts.rank(0).kill()
-        assert (await hosts.running).message == "rank 0 of 2 (host 0) ended with status -9"
+        assert (await hosts.running).message == "rank 0 of 2 (host 0) ended with signal SIGKILL"
         assert hosts.group.kept is None
         await hosts.first.aclose()
         async with first_host(worker_config(port=hosts.port)) as (servicer, _):

@@ -180,7 +180,7 @@ async def test_a_killed_rank_ends_the_others_at_once(monkeypatch: pytest.MonkeyP
         running = asyncio.create_task(group.run(lambda rank, message: None))
         os.kill(group.ranks[1].process_id, signal.SIGKILL)
         failure = await running
-        assert failure.message == "rank 1 of 2 ended with status -9"
+        assert failure.message == "rank 1 of 2 ended with signal SIGKILL"
         await asyncio.shield(group.ranks[0].closed)
 
 

@@ -98,7 +98,7 @@ async def test_the_death_of_a_following_rank_ends_the_worker(step_ms: float) -> 
         await eventually(lambda: bool(group.ranks[0].progress().step_loop_passes % 2))
     os.kill(group.processes[1].process_id, signal.SIGKILL)
     failure = await ending
-    assert failure.message == "rank 1 of 2 ended with status -9"
+    assert failure.message == "rank 1 of 2 ended with signal SIGKILL"
     await group.close(grace_seconds=0)
     assert not any(process.is_running() for process in processes)
 
