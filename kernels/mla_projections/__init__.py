@@ -69,14 +69,14 @@ def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     contiguous. No tokens give none.
     """
     _check(attended.latents, weight)
-    if attended.latents.is_cuda and are_few(attended.latents):
+    if attended.latents.is_cuda:
         # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
         from kernels.linear import few_rows
         from kernels.mla_projections import few_pieces, pieces
 
         if few_pieces.takes(attended, weight):
             return few_pieces.expand_pieces(attended, weight)
-        if pieces.takes(attended, weight):
+        if are_few(attended.latents) and pieces.takes(attended, weight):
             return pieces.expand_pieces(attended, weight)
         if few_rows.takes(attended.latents, weight.transpose(1, 2)):
             return few_rows.multiply_groups(attended.joined(), weight.transpose(1, 2))
