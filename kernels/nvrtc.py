@@ -106,12 +106,12 @@ def _module(source: Path, device: int, macros: tuple[str, ...]) -> driver.CUmodu
     return _check(driver.cuModuleLoadData(_compiling(source, _target(device), macros).result().code))
 
 
-def compile_ahead(sources: Iterable[Path], device: int) -> None:
-    """Begin to compile what `load_kernel` will ask for without macros, all sources at once. An error is that of the
+def compile_ahead(sources: Iterable[Path], device: int, macros: tuple[str, ...] = ()) -> None:
+    """Begin to compile what `load_kernel` will ask for with these macros, all sources at once. An error is that of the
     load.
     """
     for source in sources:
-        _compiling(source, _target(device), ())
+        _compiling(source, _target(device), macros)
 
 
 @cache

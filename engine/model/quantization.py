@@ -16,6 +16,8 @@ COMPRESSED_GROUPS = (32, 128)
 # By name of TensorRT-LLM's algorithms.
 EXPERTS_ALGORITHM, LINEAR_ALGORITHM = "W4A8_AWQ", "FP8_BLOCK_SCALES"
 NVFP4_ALGORITHM = "NVFP4"
+# What `scale_fmt` says of scales that are powers of two.
+POWER_SCALES = "ue8m0"
 
 
 # How weights are kept: as they are published, or in the model's dtype. The others are as "quantized", and say how plain
@@ -138,9 +140,9 @@ def parse_quantization(section: JsonReader | None) -> Quantization:
         raise CheckpointError(f"quantization {method!r} is not supported: expected {supported}")
     if block != whole_blocks and not (method == "w4afp8" and block is None):
         raise CheckpointError(f"weight_block_size is {block}: expected {whole_blocks}")
-    if (scale_form := section.text("scale_fmt")) not in (None, "ue8m0"):
-        raise CheckpointError(f"scale_fmt is {scale_form}: expected 'ue8m0', or none")
-    power_scales = scale_form == "ue8m0"
+    if (scale_form := section.text("scale_fmt")) not in (None, POWER_SCALES):
+        raise CheckpointError(f"scale_fmt is {scale_form}: expected {POWER_SCALES!r}, or none")
+    power_scales = scale_form == POWER_SCALES
     if method == "fp8":
         return Quantization(linear=Stored.FP8, experts=Stored.FP8, power_scales=power_scales)
     _check_group(section.count("group_size", WEIGHT_GROUP), "quantization_config.group_size")

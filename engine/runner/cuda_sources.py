@@ -4,15 +4,16 @@ Adapters decide it launch by launch, by shapes. This only has to be about right:
 first launched, and what it has too many of has cost some idle cores.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 
 from engine.config import ResolvedEngineConfig
 from engine.model.config import ModelConfig
-from engine.model.quantization import Stored
+from engine.model.quantization import WEIGHT_GROUP, Stored
 from kernels import __file__ as package
+from kernels.act_quant.quantized import cuda_macros
 from kernels.hopper import is_hopper
 
 ALWAYS = (
@@ -23,6 +24,19 @@ ALWAYS = (
     "moe_gate/choice",
     "moe_gate/few_tokens",
     "norm/clusters",
+)
+# Those that have code to quantize activations, which is another where scales are powers of two.
+QUANTIZING = (
+    "mla_prefill/bf16_prefill",
+    "mla_prefill/bf16_prefill_192",
+    "mla_prefill/bf16_prefill_256",
+    "mla_prefill/fp8_prefill",
+    "mla_projections/few_tokens",
+    "mla_projections/pieces",
+    "norm/clusters",
+    "peer_exchange/norm",
+    "sparse_prefill/bf16_sparse_prefill",
+    "swiglu/bf16",
 )
 # By the widths of a head: its own channels of the keys, those that all heads share, and its values.
 PROMPTS = {
@@ -41,7 +55,11 @@ def compile_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> None:
         # Imported only here: it needs CUDA's bindings.
         from kernels.nvrtc import compile_ahead
 
-        compile_ahead(needed_sources(model, resolved), torch.cuda.current_device())
+        device, needed = torch.cuda.current_device(), needed_sources(model, resolved)
+        compile_ahead(needed, device)
+        if model.quantization.kept(resolved.weights).power_scales:
+            quantizing = set(_sources(QUANTIZING))
+            compile_ahead([source for source in needed if source in quantizing], device, cuda_macros(powers=True))
 
 
 def needed_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> list[Path]:
@@ -51,6 +69,10 @@ def needed_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> list[P
     names = [*ALWAYS, *_attention(model, resolved), *_products(model, resolved)]
     if resolved.config.parallel.ranks_a_host > 1:
         names += ["peer_exchange/gather", "peer_exchange/norm", "peer_exchange/reduce"]
+    return _sources(names)
+
+
+def _sources(names: Iterable[str]) -> list[Path]:
     folder = Path(package).parent
     return [folder / operation / "cuda" / f"{stem}.cu" for operation, stem in (name.split("/") for name in names)]
 
@@ -71,14 +93,13 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
 
 
 def _products(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[str]:
-    stored, weights = model.quantization, resolved.weights
+    kept = model.quantization.kept(resolved.weights)
     if max(model.hidden_size, model.moe_intermediate_size) <= ONE_TOKENS_INPUTS:
         yield "grouped_gemm/one_token"
-    if weights == "dequantized":
-        return
-    if weights in ("fp8", "w4a8") or Stored.FP8 in (stored.linear, stored.experts):
+    if Stored.FP8 in (kept.linear, kept.experts):
         yield from ("fp8_gemm/few_rows", "fp8_gemm/many_rows", "swiglu/bf16")
-    if weights == "w4a8" or stored.experts is Stored.INT4:
-        yield from ("w4a8_gemm/few_tokens", "w4a8_gemm/w4a8")
-    if stored.experts is Stored.NVFP4:
+    if kept.experts is Stored.INT4:
+        whole = kept.group == WEIGHT_GROUP
+        yield from ("w4a8_gemm/few_tokens", "w4a8_gemm/w4a8") if whole else ("w4a8_gemm/w4a8_groups_of_32",)
+    if kept.experts is Stored.NVFP4:
         yield "nvfp4_gemm/nvfp4"

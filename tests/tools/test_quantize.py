@@ -65,6 +65,13 @@ def test_indexers_are_quantized_with_what_is_linear(tmp_path: Path) -> None:
     assert kept.isfinite().all()
 
 
+def test_activations_that_are_scaled_by_powers_stay_so(tmp_path: Path) -> None:
+    source = made(tmp_path / "source", "float8")
+    section = json.loads((source / "config.json").read_text())["quantization_config"]
+    edit_config(source, quantization_config=section | {"scale_fmt": "ue8m0"})
+    assert read_model_config(quantized(source, tmp_path / "out")).quantization.power_scales
+
+
 def test_weights_that_are_fp8_already_stay_bit_by_bit(tmp_path: Path) -> None:
     source = made(tmp_path / "source", "float8")
     before, after = read_tensors(source), read_tensors(quantized(source, tmp_path / "out"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from engine.model.quantization import LinearKind, Stored
+from engine.model.quantization import POWER_SCALES, LinearKind, Stored
 from engine.weights.nvfp4 import linear_kind
 from mesh.errors import ConfigError
 from tools.checkpoint_tensors import TensorSpec
@@ -65,13 +65,13 @@ class Target:
             case Format.NVFP4:
                 return Stored.NVFP4 if _layer_set(spec.name) in self.layers else Stored.PLAIN
 
-    def config(self, specs: Iterable[TensorSpec]) -> dict[str, Any]:
-        """Its `quantization_config`. specs: all of its tensors."""
+    def config(self, specs: Iterable[TensorSpec], *, power_scales: bool) -> dict[str, Any]:
+        """Its `quantization_config`. specs: all of its tensors; power_scales: of activations, as in `Quantization`."""
         match self.form:
             case Format.FP8:
                 return dict(FP8_CONFIG)
             case Format.W4A8:
-                return dict(W4A8_CONFIG)
+                return {**W4A8_CONFIG, **({"scale_fmt": POWER_SCALES} if power_scales else {})}
             case Format.NVFP4:
                 return {**NVFP4_CONFIG, "ignore": self._plain_matrices(specs)}
 

@@ -70,7 +70,8 @@ def quantize(options: Options, done: Callable[[UnitReport], None] = _nothing) ->
                 reports.append(run.quantize(unit))
                 done(reports[-1])
         specs = [spec for unit in source.units for spec in unit.specs]
-        config = dict(source.settings) | {"quantization_config": options.target.config(specs)}
+        written = options.target.config(specs, power_scales=source.stored.power_scales)
+        config = dict(source.settings) | {"quantization_config": written}
         output.complete(source.directory, config, reports)
         (options.out / STATE).unlink(missing_ok=True)
     return reports

@@ -1,5 +1,6 @@
 """Which CUDA sources are compiled while weights are read."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,11 @@ import pytest
 from capacity.shapes import EXPERTS, SHAPES
 from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
 from engine.model.config import ModelConfig, parse_model_config
-from engine.runner.cuda_sources import needed_sources
+from engine.runner.cuda_sources import QUANTIZING, needed_sources
 from kernels import __file__ as package
+from tests.support.packed import CONFIGS
 
 KERNELS = Path(package).parent
-# Made for compressed-tensors' groups of 32, and compiled when first launched.
-LATER = {"w4a8_gemm/w4a8_groups_of_32"}
 
 
 def names(model: ModelConfig, **settings: Any) -> set[str]:
@@ -56,11 +56,25 @@ def test_a_model_in_float32_needs_none() -> None:
 
 
 def test_every_source_is_compiled_ahead_for_some_model() -> None:
-    """A new source belongs in the list, or in LATER."""
+    """A new source belongs in the list."""
     settings: list[dict[str, Any]] = [{}, {"kv_dtype": "float8_e4m3fn"}, {"prompt_attention_dtype": "float8_e4m3fn"}]
     settings += [{"parallel": {"dp": 2}}, {"sparse_prefill": SparsePrefillConfig(recall=0.9)}]
     models = [shape(name) for name in SHAPES]
-    models += [shape("r1", quantization_config=experts) for experts in EXPERTS.values()]
+    compressed = CONFIGS["compressed-tensors"]
+    models += [shape("r1", quantization_config=experts) for experts in (*EXPERTS.values(), compressed)]
     models.append(shape("moonlight", v_head_dim=192))
     found = {each for model in models for given in settings for each in names(model, **given)}
-    assert found | LATER == {f"{each.parts[-3]}/{each.stem}" for each in KERNELS.glob("*/cuda/*.cu")}
+    assert found == {f"{each.parts[-3]}/{each.stem}" for each in KERNELS.glob("*/cuda/*.cu")}
+
+
+def test_sources_that_make_scales_are_known_to_quantize() -> None:
+    """They call what a macro makes round up, themselves or in a header."""
+
+    def text_of(source: Path) -> str:
+        text = source.read_text(encoding="utf-8")
+        included = re.findall(r'^#include "(.+)"', text, re.MULTILINE)
+        return "\n".join([text, *(text_of(source.parent / name) for name in included)])
+
+    makers = re.compile(r"= (scale_of|scale_of_quad|scale_of_group)\(")
+    found = {f"{each.parts[-3]}/{each.stem}" for each in KERNELS.glob("*/cuda/*.cu") if makers.search(text_of(each))}
+    assert found == set(QUANTIZING)
