@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from tokenizers import Tokenizer as VocabularyTokenizer
@@ -17,12 +17,37 @@ from mesh.tokenizer_file import read_tokenizer, read_tokenizer_settings, tokeniz
 
 # Special tokens that stay in an answer's text, because later stages split it at them.
 SHOWN = frozenset((THINK_OPEN, THINK_CLOSE)) | MARKERS
+NULL = msgspec.Raw(b"null")
+
+SectionT = TypeVar("SectionT")
 
 
 class _AddedToken(msgspec.Struct):
     id: int
-    content: str
+    content: Annotated[str, msgspec.Meta(min_length=1)]
     special: bool = False
+
+
+class _Special(msgspec.Struct):
+    id: str
+
+
+class _Piece(msgspec.Struct):
+    """A part of a processor's template: a control token, or the text."""
+
+    control: _Special | None = msgspec.field(default=None, name="SpecialToken")
+
+
+class _Processor(msgspec.Struct):
+    """The post_processor of tokenizer.json, as far as it says what a text begins with."""
+
+    processors: list["_Processor"] = []
+    single: list[_Piece] = []
+
+    def prepends(self, token: str) -> bool:
+        """Whether it puts this control token before a single text."""
+        begin = self.single[0].control if self.single else None
+        return (begin is not None and begin.id == token) or any(each.prepends(token) for each in self.processors)
 
 
 class Tokenizer:
@@ -37,9 +62,8 @@ class Tokenizer:
         vocabulary: VocabularyTokenizer,
         added: list[_AddedToken],
         settings: Mapping[str, Any],
-        processor: Mapping[str, Any],
+        processor: _Processor,
     ) -> None:
-        """processor: tokenizer.json's post_processor, empty if it has none."""
         self._vocabulary = vocabulary
         self._control = {token.content: token.id for token in added}
         self._control_text = {token.id: token.content for token in added}
@@ -56,7 +80,8 @@ class Tokenizer:
         self.beginning = self._named("bos_token")
         self.end = self._named("eos_token")
         asked = settings.get("add_bos_token")
-        self._prepends_beginning = asked if isinstance(asked, bool) else _prepends(processor, self.beginning)
+        prepends = self.beginning is not None and processor.prepends(self.beginning)
+        self._prepends_beginning = asked if isinstance(asked, bool) else prepends
 
     def encode(self, text: str, reveal: Callable[[str], str] | None = None) -> list[int]:
         """Token ids of the text; control tokens in it are recognized. Nothing is added before or after.
@@ -135,27 +160,19 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     """
     path = tokenizer_path(directory) or directory
     sections = _sections(read_tokenizer(directory), path)
-    added = msgspec.json.decode(sections.pop("added_tokens", msgspec.Raw(b"[]")), type=list[_AddedToken])
-    processor = msgspec.json.decode(sections.get("post_processor", msgspec.Raw(b"null")), type=dict[str, Any] | None)
+    added = _section(sections, "added_tokens", list[_AddedToken], path) or []
+    processor = _section(sections, "post_processor", _Processor, path) or _Processor()
     # The library must not match control tokens, shorten or pad a prompt, or add tokens to it.
-    sections |= {key: msgspec.Raw(b"null") for key in ("truncation", "padding", "post_processor")}
+    sections |= dict.fromkeys(("truncation", "padding", "post_processor"), NULL)
     sections["added_tokens"] = msgspec.Raw(b"[]")
-    if b'"ByteLevel"' not in bytes(sections.get("decoder", msgspec.Raw(b"null"))):
+    if b'"ByteLevel"' not in bytes(sections.get("decoder", NULL)):
         raise ConfigError(f"{path}: not a byte-level BPE tokenizer, as DeepSeek's are")
     try:
         vocabulary = VocabularyTokenizer.from_buffer(msgspec.json.encode(sections))
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
     spelled_out = [token for token in added if not token.content.isspace()]
-    return Tokenizer(vocabulary, spelled_out, read_tokenizer_settings(directory), processor or {})
-
-
-def _prepends(processor: Mapping[str, Any], beginning: str | None) -> bool:
-    """Whether this post_processor puts the beginning of sequence before a single text."""
-    if processor.get("type") == "Sequence":
-        return any(_prepends(each, beginning) for each in processor.get("processors", ()))
-    first: Mapping[str, Any] = next(iter(processor.get("single", ())), {})
-    return beginning is not None and first.get("SpecialToken", {}).get("id") == beginning
+    return Tokenizer(vocabulary, spelled_out, read_tokenizer_settings(directory), processor)
 
 
 def _sections(description: bytes, path: Path) -> dict[str, msgspec.Raw]:
@@ -164,6 +181,14 @@ def _sections(description: bytes, path: Path) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(description, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _section(sections: Mapping[str, msgspec.Raw], name: str, form: type[SectionT], path: Path) -> SectionT | None:
+    """None for a section that is missing or null."""
+    try:
+        return msgspec.json.decode(sections.get(name, NULL), type=form | None)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: {name}: {error}") from error
 
 
 def _prefix_pattern(words: Sequence[str]) -> str:

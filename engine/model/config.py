@@ -1,6 +1,7 @@
 """A model's dimensions, read from config.json in any of the forms that the family publishes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,20 +113,30 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     check_directory(model_dir)
     values = read_json(model_dir / "config.json")
     generation = model_dir / "generation_config.json"
-    eos: object = read_json(generation).get("eos_token_id") if generation.exists() else None
-    try:
-        config = parse_model_config(values, eos_token_id=eos)
-    except CheckpointError as error:
-        raise CheckpointError(f"{model_dir / 'config.json'}: {error.message}") from error
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    with _naming(model_dir / "config.json"):
+        config = parse_model_config(values)
+    if eos is not None:
+        with _naming(generation):
+            config = replace(config, eos_token_ids=_token_ids(eos))
     if config.quantization.quantized:
         return config
     return replace(config, quantization=read_quantization_files(model_dir))
 
 
-def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -> ModelConfig:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Begin the message of a CheckpointError with the file that it speaks of."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error.message}") from error
+
+
+def parse_model_config(values: Mapping[str, Any]) -> ModelConfig:
     """Settle the forms that DeepSeek, transformers 4 and transformers 5 write; refuse what is not computed here.
 
-    eos_token_id: an id or a list of them that replaces the one in `values`. Raises CheckpointError naming the key.
+    Raises CheckpointError naming the key.
     """
     values = language_model_config(values)
     architecture = find_architecture(values)
@@ -162,7 +173,7 @@ def parse_model_config(values: Mapping[str, Any], eos_token_id: object = None) -
         max_position_embeddings=reader.positive("max_position_embeddings"),
         rope_theta=theta,
         yarn=yarn,
-        eos_token_ids=_token_ids(values.get("eos_token_id") if eos_token_id is None else eos_token_id),
+        eos_token_ids=_token_ids(values.get("eos_token_id")),
         quantization=parse_quantization(reader.section("quantization_config")),
         indexer=read_indexer(values, expected=architecture.indexed),
     )

@@ -20,6 +20,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
+    except RecursionError:
+        raise CheckpointError(f"cannot read {path}: it is nested too deeply") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path}: expected a JSON object")
     return values

@@ -97,13 +97,15 @@ def open_shards(model_dir: Path) -> Shards:
     entries: dict[str, Entry] = {}
     for file_name in sorted(set(weight_map.values()) or {SINGLE}):
         path = model_dir / file_name
-        if not path.exists():
+        if not path.is_file():
             count = sum(value == file_name for value in weight_map.values())
             raise CheckpointError(f"{path} is missing: {INDEX} places {count} tensors there; download it again")
         entries |= read_header(path)
     for name, file_name in weight_map.items():
         if name not in entries or entries[name].path.name != file_name:
-            raise CheckpointError(f"{model_dir / file_name} does not hold {name}, which {INDEX} places there")
+            raise CheckpointError(
+                f"{model_dir / file_name} does not hold {name}, which {INDEX} places there; download both again"
+            )
     entries = _with_packed(_language_model(entries, model_dir))
     for entry in entries.values():
         _check_served(entry)
@@ -176,8 +178,10 @@ def read_header(path: Path) -> dict[str, Entry]:
             raise CheckpointError(f"{path} is truncated: its {size} bytes end within the header; download it again")
         try:
             header = json.loads(file.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path} is not a safetensors file: its header is no JSON object")
     data = LENGTH_BYTES + length
     entries = {name: _entry(name, path, data, fields) for name, fields in header.items() if name != "__metadata__"}
     expected = max((entry.offset + entry.size_bytes for entry in entries.values()), default=data)
@@ -189,8 +193,11 @@ def read_header(path: Path) -> dict[str, Entry]:
 def _entry(name: str, path: Path, data: int, fields: dict[str, Any]) -> Entry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file: its header does not say where {name} lies") from error
+        well_placed = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+    except (KeyError, TypeError, ValueError):
+        well_placed = False
+    if not well_placed:
+        raise CheckpointError(f"{path} is not a safetensors file: its header does not say where {name} lies")
     if dtype not in ITEM_BYTES:
         raise CheckpointError(f"{path}: {name} has dtype {dtype}; supported are {', '.join(ITEM_BYTES)}")
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:

@@ -99,6 +99,22 @@ def test_a_malformed_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [
+        ("added_tokens", [{"id": "x"}]),
+        ("added_tokens", [{"id": 1, "content": ""}]),
+        ("post_processor", {"processors": 5}),
+        ("post_processor", {"single": [{"SpecialToken": "x"}]}),
+    ],
+)
+def test_a_malformed_section_is_named(section: str, value: object, tmp_path: Path) -> None:
+    path = edited(tmp_path) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), section: value}))
+    with pytest.raises(ConfigError, match=rf"tokenizer\.json: {section}: "):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_file_of_another_encoding_is_named(name: str, tmp_path: Path) -> None:
     (edited(tmp_path) / name).write_bytes('{"name": "Straße"}'.encode("iso-8859-1"))

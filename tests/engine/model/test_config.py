@@ -101,6 +101,13 @@ def test_the_generation_configurations_end_of_sequence_ids_win(tmp_path: Path) -
     assert read_model_config(tmp_path).eos_token_ids == {1, 4}
 
 
+def test_wrong_ids_of_the_generation_configuration_name_it(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": -5}')
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id is -5"):
+        read_model_config(tmp_path)
+
+
 def test_published_fp8_checkpoints_are_recognized() -> None:
     values = checkpoint_config("small", dtype="float8")
     assert parse_model_config(values).quantization == Quantization(linear=Stored.FP8, experts=Stored.FP8)
@@ -169,8 +176,9 @@ def test_a_directory_without_config_json_is_no_checkpoint(tmp_path: Path) -> Non
         read_model_config(tmp_path)
 
 
-def test_an_error_in_json_names_the_file(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[" * 100_000], ids=["unfinished", "deep"])
+def test_an_error_in_json_names_the_file(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
         read_model_config(tmp_path)
 

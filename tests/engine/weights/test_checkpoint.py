@@ -168,11 +168,35 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-def test_a_header_that_does_not_place_its_tensors_is_refused(tmp_path: Path) -> None:
-    shard = first_shard(tiny_checkpoint(tmp_path))
-    header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [128]}}).encode()
-    shard.write_bytes(len(header).to_bytes(8, "little") + header + bytes(512))
+def with_header(directory: Path, header: object) -> Path:
+    """The directory, after the first file of weights has this header and 512 bytes of data."""
+    text = json.dumps(header).encode()
+    first_shard(directory).write_bytes(len(text).to_bytes(8, "little") + text + bytes(512))
+    return directory
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"data_offsets": "xx"}, {"data_offsets": [-512, 0]}, {"data_offsets": [0, 512], "shape": ["128"]}],
+    ids=["nowhere", "text", "before the data", "a shape of text"],
+)
+def test_a_header_that_does_not_place_its_tensors_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match=r"does not say where model\.norm\.weight lies"):
+        loaded(with_header(tmp_path, {"model.norm.weight": {"dtype": "F32", "shape": [128], **changes}}))
+
+
+def test_a_header_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="its header is no JSON object"):
+        loaded(with_header(tmp_path, ["model.norm.weight"]))
+
+
+def test_a_directory_in_a_shards_place_is_named(tmp_path: Path) -> None:
+    shard = first_shard(tiny_checkpoint(tmp_path))
+    shard.unlink()
+    shard.mkdir()
+    with pytest.raises(CheckpointError, match=f"{shard.name} is missing"):
         loaded(tmp_path)
 
 
