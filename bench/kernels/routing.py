@@ -9,7 +9,8 @@ from bench.kernels.deepseek_r1 import EXPERTS, HIDDEN, ROUTING, SHARED
 from bench.kernels.inputs import random_bfloat16, random_rows
 from bench.kernels.moe import EXPERTS_PER_TOKEN, LOCAL_EXPERTS, TOKENS, random_choice, random_expansion
 from bench.kernels.timing import Case
-from kernels.moe_gate import gate_logits, moe_gate
+from kernels.linear import multiply_in_shares
+from kernels.moe_gate import moe_gate
 from kernels.moe_gate.reference import moe_gate as plain_gate
 from kernels.moe_permute import ExpertOutputs, RowsByExpert, combine, expand, expand_quantized
 from kernels.moe_permute.reference import expand as plain_expand
@@ -44,12 +45,12 @@ def _gate_inputs(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _logits(tokens: int) -> Call:
     hidden, weight, _ = _gate_inputs(tokens)
-    return lambda: gate_logits(hidden, weight)
+    return lambda: multiply_in_shares(hidden, weight)
 
 
 def _gate(tokens: int) -> Call:
     hidden, weight, bias = _gate_inputs(tokens)
-    return lambda: moe_gate(gate_logits(hidden, weight), bias, ROUTING)
+    return lambda: moe_gate(multiply_in_shares(hidden, weight), bias, ROUTING)
 
 
 def _plain_gate(tokens: int) -> Call:

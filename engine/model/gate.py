@@ -6,7 +6,8 @@ from engine.model.activations import Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.parameters import NamedParameters, whole
-from kernels.moe_gate import Routing, gate_logits, moe_gate
+from kernels.linear import multiply_in_shares
+from kernels.moe_gate import Routing, moe_gate
 
 
 class Gate:
@@ -43,4 +44,4 @@ class Gate:
 
     def logits(self, hidden: Normalized) -> torch.Tensor:
         """Logits in shares, as `moe_gate` takes them: [shares, tokens, experts] float32."""
-        return gate_logits(hidden.unquantized(), self.weight) if hidden.logits is None else hidden.logits
+        return multiply_in_shares(hidden.unquantized(), self.weight) if hidden.logits is None else hidden.logits

@@ -14,8 +14,8 @@ from engine.model.parameters import NamedParameters, whole
 from engine.model.quantization import LinearKind
 from kernels.index_keys import IndexQueries, make_queries, write_keys
 from kernels.index_scores import index_scores
+from kernels.linear import multiply_in_shares
 from kernels.mla_prefill import empty_mask, write_mask
-from kernels.moe_gate import gate_logits
 from kernels.top_tokens import top_tokens
 
 
@@ -61,7 +61,7 @@ class Indexer:
         queries = self._query.forward(in_form(compressed, self.query_form), context.workspace)
         return make_queries(
             queries.unflatten(1, (self.config.heads, -1)),
-            gate_logits(hidden.unquantized(), self._weights),
+            multiply_in_shares(hidden.unquantized(), self._weights),
             context.rotations,
             pool,
             # The published scores are scaled by the root of the width, and their weights by that of the heads' number.

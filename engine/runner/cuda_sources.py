@@ -17,12 +17,12 @@ from kernels.act_quant.quantized import cuda_macros
 from kernels.hopper import is_hopper
 
 ALWAYS = (
+    "linear/few_tokens",
     "mla_decode/combine",
     "mla_decode/parts",
     "mla_projections/few_tokens",
     "mla_projections/pieces",
     "moe_gate/choice",
-    "moe_gate/few_tokens",
     "norm/clusters",
 )
 # Those that have code to quantize activations, which is another where scales are powers of two.
@@ -31,6 +31,7 @@ QUANTIZING = (
     "mla_prefill/bf16_prefill_192",
     "mla_prefill/bf16_prefill_256",
     "mla_prefill/fp8_prefill",
+    "mla_prefill/masked_prefill",
     "mla_projections/few_tokens",
     "mla_projections/pieces",
     "norm/clusters",
@@ -83,6 +84,8 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
         yield f"mla_decode/{kind}_decode"
     else:
         yield from (f"mla_selected/{kind}_selected", "index_keys/rows", "index_scores/scores", "top_tokens/choice")
+        if resolved.prompt_attention_dtype != ONE_BYTE:
+            yield from ("mla_prefill/mask_words", "mla_prefill/masked_prefill")
     widths = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
     if widths in PROMPTS:
         yield PROMPTS[widths]

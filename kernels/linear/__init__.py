@@ -1,8 +1,12 @@
-"""Linear layers in the model's dtype. With few rows their time is that of reading the weight."""
+"""Linear layers in the model's dtype, or in shares of float32. Few rows take as long as reading the weight."""
 
 import torch
+from torch.nn import functional
 
 from kernels.linear import reference
+
+# Up to this many tokens our kernels are faster than cuBLAS, which does not divide long sums among programs.
+MOST_TOKENS = 256
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -23,3 +27,24 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if few_rows.takes(x.unsqueeze(1), weight.unsqueeze(0)):
             return few_rows.multiply_groups(x.unsqueeze(1), weight.unsqueeze(0)).squeeze(1)
     return reference.linear(x, weight)
+
+
+def multiply_in_shares(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """hidden: [tokens, width]; weight: [outputs, width], few of them, bfloat16 or float32, contiguous.
+
+    Returns [shares, tokens, outputs] float32: the product is the sum over the shares, which the kernel that reads them
+    adds up, such as the one that chooses experts. On a GPU bfloat16 operands are multiplied without conversion and
+    summed in float32, in which their products are exact. Few tokens go to our kernels, whose programs share long sums;
+    many go to cuBLAS, in one share.
+    """
+    assert hidden.shape[1] == weight.shape[1] and hidden.stride(1) == 1 and weight.is_contiguous()
+    if not hidden.is_cuda or not hidden.dtype == weight.dtype == torch.bfloat16:
+        return functional.linear(hidden.float(), weight.float()).unsqueeze(0)
+    if hidden.shape[0] > MOST_TOKENS:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32).unsqueeze(0)
+    # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+    from kernels.linear import few_tokens, shares_triton
+
+    if few_tokens.takes(hidden, weight):
+        return few_tokens.multiply_in_shares(hidden, weight)
+    return shares_triton.multiply_in_shares(hidden, weight)

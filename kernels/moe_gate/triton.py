@@ -1,4 +1,4 @@
-"""The gate's linear layer for few tokens, whose long sums programs share, and group-limited choice of experts."""
+"""Group-limited choice of experts, from logits in shares."""
 
 import torch
 import triton
@@ -6,48 +6,10 @@ import triton.language as tl
 
 from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.moe_gate.reference import NO_EXPERT, Routing
-from kernels.tile_sizes import cdiv, next_power_of_2
+from kernels.tile_sizes import next_power_of_2
 
-# A program's experts and inputs, and its rows: fewer up to MANY_ROWS, so that enough programs share the work.
-EXPERTS, INPUTS = 64, 512
-ROWS, FEW_ROWS, MANY_ROWS = 64, 32, 64
 # Smaller than every number's key, and larger than every expert's index.
 TAKEN, NONE = tl.constexpr(-(2**31)), tl.constexpr(2**31 - 1)
-
-
-# A program multiplies some tokens by 64 experts over 512 inputs and stores its share of the sums; the kernel that reads
-# the logits adds the shares. Reads 2 bytes a weight, before it waits, and 2 a value; writes 4 for 512 products. The
-# latency of its only load limits it.
-@triton.jit(do_not_specialize=["rows"])
-def _logits(
-    hidden, weight, out, rows, experts, inputs, hidden_row,
-    ROWS: tl.constexpr, EXPERTS: tl.constexpr, INPUTS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    share = tl.program_id(0)
-    expert = tl.program_id(1) * EXPERTS + tl.arange(0, EXPERTS)
-    row = (tl.program_id(2) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    start_next(DEPENDENT)
-    column = (share * INPUTS + tl.arange(0, INPUTS))[None, :]
-    listed, known = (expert < experts)[:, None], (row < rows)[:, None]
-    right = tl.load(weight + expert[:, None] * inputs + column, mask=listed & (column < inputs), other=0.0)
-    wait_for_earlier(DEPENDENT)
-    left = tl.load(hidden + row[:, None] * hidden_row + column, mask=known & (column < inputs), other=0.0)
-    product = tl.dot(left, right.T, input_precision="ieee")
-    out += (share * rows + row[:, None]) * experts
-    tl.store(out + expert[None, :], product, mask=known & (expert < experts)[None, :])
-
-
-def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[shares, tokens, experts] float32: the logits are the sum over the shares."""
-    (rows, inputs), experts = hidden.shape, weight.shape[0]
-    shares = cdiv(inputs, INPUTS)
-    tile = min(max(next_power_of_2(rows), 16), ROWS if rows > MANY_ROWS else FEW_ROWS)
-    out = torch.empty(shares, rows, experts, dtype=torch.float32, device=hidden.device)
-    if rows:
-        launch(_logits, (shares, cdiv(experts, EXPERTS), cdiv(rows, tile)), hidden.device,
-            hidden, weight, out, rows, experts, inputs, hidden.stride(0), tile, EXPERTS, INPUTS, num_warps=8,
-        )  # fmt: skip
-    return out
 
 
 # One warp does one token: its experts are a tile [groups, experts of a group]. Reads 4 bytes for each expert and share,

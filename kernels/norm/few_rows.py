@@ -75,7 +75,7 @@ def add_rms_norm_and_logits(
     quantizes: bool,
     powers: bool = False,
 ) -> Gated:
-    """`kernels.norm.add_rms_norm` of what it `takes`, and `kernels.moe_gate.gate_logits` of the result.
+    """`kernels.norm.add_rms_norm` of what it `takes`, and `kernels.linear.multiply_in_shares` of the result.
 
     The residual stays as it is: the result has another one.
     """

@@ -90,5 +90,5 @@ def test_the_gate_chooses_as_defined(shares: int, shared: int, on_cpu: CudaOnCpu
 @pytest.mark.parametrize("tokens", [1, 40])
 def test_logits_are_products_of_hidden_values(tokens: int, on_cpu: CudaOnCpu) -> None:
     hidden, weight = random(tokens, 576), random(64, 576)
-    logits = on_cpu.module("moe_gate.few_tokens").gate_logits(hidden, weight)
+    logits = on_cpu.module("linear.few_tokens").multiply_in_shares(hidden, weight)
     assert relative_error(logits.sum(0), hidden.float() @ weight.float().t()) < 1e-5

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kernels.moe_gate import MOST_TOKENS, gate_logits
+from kernels.linear import MOST_TOKENS, multiply_in_shares
 
-triton_gate = pytest.importorskip("kernels.moe_gate.triton")
+shares_triton = pytest.importorskip("kernels.linear.shares_triton")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -12,7 +12,7 @@ def test_logits_are_the_products_summed_in_float32(device: torch.device, tokens:
     hidden = torch.randn(tokens, width, device=device).bfloat16()
     weight = torch.randn(experts, width, device=device).bfloat16()
     expected = hidden.float() @ weight.float().t()
-    for found in (triton_gate.gate_logits(hidden, weight), gate_logits(hidden, weight)):
+    for found in (shares_triton.multiply_in_shares(hidden, weight), multiply_in_shares(hidden, weight)):
         assert found.shape[1:] == expected.shape
         assert (found.sum(0) - expected).norm() <= 1e-5 * expected.norm()
 
@@ -20,6 +20,6 @@ def test_logits_are_the_products_summed_in_float32(device: torch.device, tokens:
 @pytest.mark.gpu
 def test_logits_of_many_tokens_are_the_products_summed_in_float32(device: torch.device) -> None:
     hidden, weight = torch.randn(MOST_TOKENS + 1, 512, device=device), torch.randn(40, 512, device=device)
-    found = gate_logits(hidden.bfloat16(), weight.bfloat16())
+    found = multiply_in_shares(hidden.bfloat16(), weight.bfloat16())
     expected = hidden.bfloat16().float() @ weight.bfloat16().float().t()
     assert found.shape == (1, *expected.shape) and (found[0] - expected).norm() <= 1e-5 * expected.norm()

@@ -1,4 +1,4 @@
-"""The gate's linear layer for few tokens on Hopper: `cuda/few_tokens.cu`."""
+"""Products of few tokens on Hopper, with few outputs, in shares: `cuda/few_tokens.cu`."""
 
 import ctypes
 from pathlib import Path
@@ -14,33 +14,33 @@ Arguments = structure(SOURCE, "Arguments")
 # Numbers of tokens of a CTA's tile, and numbers of tiles: together as many CTAs as an H200 runs at once.
 TOKENS, FEWEST_TILES, MOST_TILES = (16, 32, 48), 2, 4
 MOST_TOKENS = MOST_TILES * max(TOKENS)
-# As in the source: a CTA's experts, inputs and threads; elements and bytes of a box's rows.
-EXPERTS, INPUTS, THREADS, ELEMENTS, LINE = 64, 1024, 256, 64, 128
+# As in the source: a CTA's outputs, inputs and threads; elements and bytes of a box's rows.
+OUTPUTS, INPUTS, THREADS, ELEMENTS, LINE = 64, 1024, 256, 64, 128
 
 
 def takes(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether there are few tokens and whole tiles of experts, and the copy engine can read both. Both are bfloat16."""
-    (tokens, inputs), experts = hidden.shape, weight.shape[0]
-    fits = tokens <= MOST_TOKENS and experts % EXPERTS == 0 and inputs % ELEMENTS == 0
+    """Whether there are few tokens and whole tiles of outputs, and the copy engine can read both. Both are bfloat16."""
+    (tokens, inputs), outputs = hidden.shape, weight.shape[0]
+    fits = tokens <= MOST_TOKENS and outputs % OUTPUTS == 0 and inputs % ELEMENTS == 0
     aligned = hidden.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
     return is_hopper() and fits and aligned and hidden.is_contiguous()
 
 
-def gate_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[shares, tokens, experts] float32: the logits are the sum over the shares. Only for inputs that it `takes`."""
-    (tokens, inputs), experts = hidden.shape, weight.shape[0]
+def multiply_in_shares(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """As `kernels.linear.multiply_in_shares`, of what it `takes`."""
+    (tokens, inputs), outputs = hidden.shape, weight.shape[0]
     shares = -(-inputs // INPUTS)
-    out = torch.empty(shares, tokens, experts, dtype=torch.float32, device=hidden.device)
+    out = torch.empty(shares, tokens, outputs, dtype=torch.float32, device=hidden.device)
     if not tokens:
         return out
     tiles = max(FEWEST_TILES, -(-tokens // max(TOKENS)))
     held = next(held for held in TOKENS if held * tiles >= tokens)
     arguments = Arguments(
-        weight=_boxes(weight.data_ptr(), experts, inputs, EXPERTS),
-        hidden=_boxes(hidden.data_ptr(), tokens, inputs, held), out=out.data_ptr(), tokens=tokens, experts=experts,
+        weight=_boxes(weight.data_ptr(), outputs, inputs, OUTPUTS),
+        hidden=_boxes(hidden.data_ptr(), tokens, inputs, held), out=out.data_ptr(), tokens=tokens, outputs=outputs,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"few_tokens_{held}", hidden.device.index or 0)
-    grid = (experts // EXPERTS, shares, -(-tokens // held))
+    grid = (outputs // OUTPUTS, shares, -(-tokens // held))
     kernel.launch(grid, THREADS, arguments, dependent=True)
     return out
 

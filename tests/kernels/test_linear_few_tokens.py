@@ -1,10 +1,10 @@
-"""The gate's linear layer for few tokens, on Hopper, against its definition."""
+"""Products of few tokens with few outputs, on Hopper, against its definition."""
 
 import pytest
 import torch
 
 from bench.kernels.deepseek_r1 import EXPERTS, HIDDEN
-from kernels.moe_gate import few_tokens
+from kernels.linear import few_tokens
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
@@ -24,7 +24,7 @@ def random(*shape: int) -> torch.Tensor:
 def test_logits_are_the_products_summed_in_float32(tokens: int, experts: int, inputs: int) -> None:
     hidden, weight = random(tokens, inputs).bfloat16(), random(experts, inputs).bfloat16()
     assert few_tokens.takes(hidden, weight)
-    found = few_tokens.gate_logits(hidden, weight)
+    found = few_tokens.multiply_in_shares(hidden, weight)
     expected = hidden.double() @ weight.double().t()
     assert found.dtype == torch.float32 and found.shape[1:] == expected.shape
     assert relative_error(found.double().sum(0), expected) < 1e-5

@@ -1,9 +1,9 @@
-// The gate's linear layer for few tokens, for Hopper (sm_90a): bf16 products, summed in float32. Its time is that of bringing
-// the activations to the multiprocessors, and of starting and ending.
+// A linear layer with few outputs and few tokens, such as a gate, for Hopper (sm_90a): bf16 products, summed in float32. Its time is
+// that of bringing the activations to the multiprocessors, and of starting and ending.
 //
-// A CTA multiplies some tokens by 64 experts over 1,024 inputs. The tensor cores' 64 rows hold experts, N holds tokens. All of
+// A CTA multiplies some tokens by 64 outputs over 1,024 inputs. The tensor cores' 64 rows hold outputs, N holds tokens. All of
 // its weights are copied to shared memory while the previous kernel still runs (programmatic dependent launch). Two warpgroups
-// share the inputs. The CTA stores a share of the sums, and the kernel that reads the logits adds the shares up: with 14 shares
+// share the inputs. The CTA stores a share of the sums, and the kernel that reads the results adds the shares up: with 14 shares
 // of 512 inputs a whole gate of 96 tokens took 5.7 us, with 7 it takes 5.2.
 //
 // A CTA fills a multiprocessor. With room for two of half the size, the next call's weights arrived together with this call's
@@ -11,18 +11,18 @@
 
 #include "../../cuda/hopper.cuh"
 
-constexpr int EXPERTS = 64, INPUTS = 1024;
+constexpr int OUTPUTS = 64, INPUTS = 1024;
 constexpr int GROUPS = 2, GROUP_THREADS = 128, THREADS = GROUPS * GROUP_THREADS;
-// A box is 128 bytes (64 elements) of as many rows as there are experts or tokens, swizzled.
+// A box is 128 bytes (64 elements) of as many rows as there are outputs or tokens, swizzled.
 constexpr int ELEMENTS = 64, LINE = 128, BOXES = INPUTS / ELEMENTS, BOXES_OF_GROUP = BOXES / GROUPS;
-constexpr int WEIGHT_BYTES = EXPERTS * LINE;
+constexpr int WEIGHT_BYTES = OUTPUTS * LINE;
 // Floats of a token's row of sums: 4 more than a power of two, so that a warp's stores go to different banks.
-constexpr int ROW = EXPERTS + 4;
+constexpr int ROW = OUTPUTS + 4;
 
 struct Arguments {
   TensorMap weight, hidden;
   float* out;
-  int tokens, experts;
+  int tokens, outputs;
 };
 
 template <int TOKENS>
@@ -32,7 +32,7 @@ struct Shared {
   u64 full[GROUPS][BOXES_OF_GROUP];
 };
 
-// 64 experts by TOKENS tokens over 16 inputs. A thread's element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i and expert
+// 64 outputs by TOKENS tokens over 16 inputs. A thread's element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i and output
 // warp % 4 * 16 + h * 8 + lane / 4.
 #define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define BIND_24(d, at) BIND_16(d, at), BIND_8(d, at + 16)
@@ -48,11 +48,11 @@ MULTIPLY(32, NAMES_16, BIND_16, "%16", "%17", "%18")
 MULTIPLY(48, NAMES_24, BIND_24, "%24", "%25", "%26")
 
 template <int TOKENS>
-struct Logits {
+struct Product {
   Shared<TOKENS>& shared;
   const Arguments& given;
-  // This CTA's first expert, its share and its first token; the warpgroup's number.
-  int expert, share, token, group;
+  // This CTA's first output, its share and its first token; the warpgroup's number.
+  int output, share, token, group;
 
   // The first byte of a box in its rows.
   __device__ __forceinline__ int column(int of_group, int i) const {
@@ -66,7 +66,7 @@ struct Logits {
       for (int of_group = 0; of_group < GROUPS; of_group++) {
         u64* full = &shared.full[of_group][i];
         arrive_and_expect(full, WEIGHT_BYTES + TOKENS * LINE);
-        copy_box(shared.weight[of_group][i], given.weight, column(of_group, i), expert, full);
+        copy_box(shared.weight[of_group][i], given.weight, column(of_group, i), output, full);
       }
     prefetch_map(given.hidden);
   }
@@ -112,15 +112,15 @@ struct Logits {
 
   // Stores whole lines, each the sum over the warpgroups.
   __device__ __forceinline__ void store() const {
-    constexpr int QUADS = EXPERTS / 4;
-    float* out = given.out + ((long long)share * given.tokens + token) * given.experts + expert;
+    constexpr int QUADS = OUTPUTS / 4;
+    float* out = given.out + ((long long)share * given.tokens + token) * given.outputs + output;
 #pragma unroll
     for (int at = threadIdx.x; at < TOKENS * QUADS; at += THREADS) {
       int row = at / QUADS, column = at % QUADS * 4;
       float4 total = *reinterpret_cast<const float4*>(sums(0) + row * ROW + column);
       float4 other = *reinterpret_cast<const float4*>(sums(1) + row * ROW + column);
       total = make_float4(total.x + other.x, total.y + other.y, total.z + other.z, total.w + other.w);
-      if (token + row < given.tokens) *reinterpret_cast<float4*>(out + (long long)row * given.experts + column) = total;
+      if (token + row < given.tokens) *reinterpret_cast<float4*>(out + (long long)row * given.outputs + column) = total;
     }
   }
 };
@@ -130,7 +130,7 @@ __device__ __forceinline__ void multiply_few(const Arguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
   start_next();
   int group = __shfl_sync(~0u, (int)threadIdx.x / GROUP_THREADS, 0);
-  Logits<TOKENS> work{*reinterpret_cast<Shared<TOKENS>*>(memory), given, (int)blockIdx.x * EXPERTS, (int)blockIdx.y,
+  Product<TOKENS> work{*reinterpret_cast<Shared<TOKENS>*>(memory), given, (int)blockIdx.x * OUTPUTS, (int)blockIdx.y,
                       (int)blockIdx.z * TOKENS, group};
   if (threadIdx.x == 0) work.copy_weight();
   __syncthreads();
