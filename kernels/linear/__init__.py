@@ -43,8 +43,8 @@ def multiply_in_shares(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tens
     if hidden.shape[0] > MOST_TOKENS:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32).unsqueeze(0)
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
-    from kernels.linear import few_tokens, shares_triton
+    from kernels.linear import few_tokens, triton_shares
 
     if few_tokens.takes(hidden, weight):
         return few_tokens.multiply_in_shares(hidden, weight)
-    return shares_triton.multiply_in_shares(hidden, weight)
+    return triton_shares.multiply_in_shares(hidden, weight)

@@ -3,7 +3,7 @@ import torch
 
 from kernels.linear import MOST_TOKENS, multiply_in_shares
 
-shares_triton = pytest.importorskip("kernels.linear.shares_triton")
+triton_shares = pytest.importorskip("kernels.linear.triton_shares")
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -12,7 +12,7 @@ def test_logits_are_the_products_summed_in_float32(device: torch.device, tokens:
     hidden = torch.randn(tokens, width, device=device).bfloat16()
     weight = torch.randn(experts, width, device=device).bfloat16()
     expected = hidden.float() @ weight.float().t()
-    for found in (shares_triton.multiply_in_shares(hidden, weight), multiply_in_shares(hidden, weight)):
+    for found in (triton_shares.multiply_in_shares(hidden, weight), multiply_in_shares(hidden, weight)):
         assert found.shape[1:] == expected.shape
         assert (found.sum(0) - expected).norm() <= 1e-5 * expected.norm()
 
