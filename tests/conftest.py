@@ -8,7 +8,6 @@ import sys
 from itertools import compress
 from operator import not_
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.addresses import NOWHERE
 from tests.support.budgets import TestSeconds
 from tests.support.gpus import has_gpu
 from tests.support.quick import is_quick
+from tests.support.run_directory import run_directory
 
 # In a new clone Hypothesis first makes a table of Unicode's characters, which takes a second or two of the test that
 # happens to be the first, and on a busy machine anything takes long now and then.
@@ -44,8 +44,7 @@ if not has_gpu():
 # What workers measure of themselves on a machine that tests keep busy must not stay in the user's cache. What Go has
 # compiled may.
 os.environ.setdefault("GOCACHE", str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "go-build"))
-_cache = TemporaryDirectory(prefix="deepmesh-cache-")
-os.environ["XDG_CACHE_HOME"] = _cache.name
+os.environ["XDG_CACHE_HOME"] = str(run_directory())
 
 # A command that a test gives no address must not find a mesh that happens to run on this machine.
 os.environ["DEEPMESH_GATEWAY"] = os.environ["DEEPMESH_SCHEDULER"] = NOWHERE

@@ -4,9 +4,9 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
+from gateway.processes.shared_directory import LOCK
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parent.parent
@@ -23,16 +23,15 @@ async def test_unending():
 async def test_a_stopped_run_of_tests_leaves_no_directory(tmp_path: Path) -> None:
     test, scratch = tmp_path / "test_unending.py", tmp_path / "scratch"
     test.write_text(UNENDING)
-    # A run that was killed two days ago left it.
-    left_behind = scratch / "deepmesh-tokenizer-old"
+    # A run that was killed left it.
+    left_behind = scratch / "deepmesh-tests-old"
     left_behind.mkdir(parents=True)
-    two_days_ago = time.time() - 2 * 24 * 3600
-    os.utime(left_behind, (two_days_ago, two_days_ago))
+    (left_behind / LOCK).touch()
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", str(ROOT / "pyproject.toml"), str(test)]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     run = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=environment, stdout=asyncio.subprocess.DEVNULL)
     try:
-        await eventually(lambda: any(scratch.glob("deepmesh-tokenizer-*/*")))
+        await eventually(lambda: any(scratch.glob("deepmesh-tests-*/tokenizer-*")))
         run.send_signal(signal.SIGTERM)
         # Interrupted.
         assert await run.wait() == 2

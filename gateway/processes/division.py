@@ -48,7 +48,7 @@ class Division:
         if config.resume.secret is None:
             secret = SecretStr(secrets.token_hex(32))
             config = config.model_copy(update={"resume": config.resume.model_copy(update={"secret": secret})})
-        self._directory = SharedDirectory()
+        self._directory = SharedDirectory("deepmesh-gateway-")
         atexit.register(self._directory.remove)
         self._number = self.ledger.process = Keeper(self.processes, self.ledger.forget).run()
         return self._part(config)

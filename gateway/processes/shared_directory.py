@@ -1,6 +1,6 @@
-"""A directory for the sockets between a gateway's processes.
+"""A temporary directory that several processes use, such as for the sockets between a gateway's.
 
-Its owner removes it; if the gateway was killed, the next gateway to start does.
+Its owner removes it; if that was killed, the next one that makes such a directory does.
 """
 
 import fcntl
@@ -11,18 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 
-PREFIX = "deepmesh-gateway-"
 # Locked for as long as any process lives that made or inherited the directory.
 LOCK = "alive"
 
 
 class SharedDirectory:
-    """`path` is the directory. Forked processes inherit it; only the process that made it removes it."""
+    """`path` is the directory, whose name begins with `prefix`. Forked processes inherit it; only the process that made
+    it removes it.
+    """
 
-    def __init__(self) -> None:
-        remove_abandoned()
+    def __init__(self, prefix: str) -> None:
+        remove_abandoned(prefix)
         self._owner = os.getpid()
-        self.path = Path(mkdtemp(prefix=PREFIX))
+        self.path = Path(mkdtemp(prefix=prefix))
         made = self.path / "making"
         # Never closed, so the lock lasts until the last process that holds it ends.
         self._lock = os.open(made, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -35,11 +36,11 @@ class SharedDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
 
 
-def remove_abandoned() -> None:
-    """Remove the directories of this user's gateways that were killed. A directory without a lock file is left
-    alone.
+def remove_abandoned(prefix: str) -> None:
+    """Remove this user's directories of this prefix whose processes were killed. A directory without a lock file is
+    left alone.
     """
-    for path in Path(gettempdir()).glob(f"{PREFIX}*"):
+    for path in Path(gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):
             status = path.lstat()
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and _is_abandoned(path):

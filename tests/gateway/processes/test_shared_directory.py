@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.processes.shared_directory import LOCK, PREFIX, SharedDirectory, remove_abandoned
+from gateway.processes.shared_directory import LOCK, SharedDirectory, remove_abandoned
 
+PREFIX = "deepmesh-tested-"
 # Forks a process that holds the directory, says where it is, and waits to be killed.
-KEEPER = """
+KEEPER = f"""
 import os, sys, time
 from gateway.processes.shared_directory import SharedDirectory
-directory = SharedDirectory()
+directory = SharedDirectory("{PREFIX}")
 forked = os.fork()
 if forked:
     print(directory.path, forked, flush=True)
@@ -35,7 +36,7 @@ def test_a_killed_keepers_files_are_removed_later() -> None:
     path, forked = keeper.stdout.readline().split()
     keeper.kill()
     keeper.wait()
-    remove_abandoned()
+    remove_abandoned(PREFIX)
     assert (Path(path) / LOCK).exists()
     # The process that is left holds it until its standard input ends.
     descriptor = os.pidfd_open(int(forked))
@@ -43,16 +44,16 @@ def test_a_killed_keepers_files_are_removed_later() -> None:
     ended, _, _ = select.select([descriptor], [], [], 30)
     os.close(descriptor)
     assert ended
-    remove_abandoned()
+    remove_abandoned(PREFIX)
     assert not Path(path).exists()
     keeper.stdout.close()
 
 
 def test_a_directory_that_may_be_used_is_kept(temporary: Path) -> None:
-    mine = SharedDirectory()
+    mine = SharedDirectory(PREFIX)
     (temporary / f"{PREFIX}before").mkdir()
     (temporary / f"{PREFIX}link").symlink_to(temporary)
-    other = SharedDirectory()
+    other = SharedDirectory(PREFIX)
     assert sorted(each.name for each in temporary.iterdir()) == sorted(
         [mine.path.name, other.path.name, f"{PREFIX}before", f"{PREFIX}link"]
     )
