@@ -116,6 +116,20 @@ def test_fp8_checkpoints_may_leave_indexers_plain(tmp_path: Path) -> None:
     assert dtypes() == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("published", [torch.bfloat16, torch.float32])
+def test_weights_of_heads_keep_the_precision_they_are_published_in(published: torch.dtype, tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path, dtype="bfloat16", num_hidden_layers=1, **V32)
+
+    def convert(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("weights_proj.weight")]:
+            tensors[name] = tensors[name].to(published)
+
+    rewrite_as_one_file(source, convert)
+    model = load_model(source, torch.bfloat16, CPU, "quantized")
+    kept = {each.place.dtype for each in model.parameters() if each.name.endswith("weights_proj.weight")}
+    assert kept == {published}
+
+
 def test_checkpoints_in_nvfp4_leave_indexers_plain(tmp_path: Path) -> None:
     source, prompt = nvfp4_checkpoint(tmp_path, **{**V32, "num_nextn_predict_layers": 0}), random_prompt(60)
     exact = our_logits(source, prompt, BLOCKS, [50, 10])
