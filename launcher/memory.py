@@ -1,10 +1,14 @@
-"""How many GPUs each worker takes if that is not said, and whether its GPUs have room for what it is to serve."""
+"""How many GPUs each worker takes if that is not said, and whether GPUs, or the machine, have room for what workers are
+to serve.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, kept_weights
+from engine.memory.weight_bytes import weight_bytes
 from engine.model.config import read_model_config
+from engine.parallel.layout import Layout
 from engine.settings.card import Card, find_cards, smallest
 from engine.settings.draft_modules import has_draft_modules
 from engine.settings.fitting import check_fits, fewest_ranks
@@ -15,6 +19,7 @@ from launcher.workers import takes_gpu
 from mesh.config import overridden, validate
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
+from mesh.machine_memory import machine_memory
 
 
 def with_ranks(plan: MeshPlan) -> MeshPlan:
@@ -48,6 +53,30 @@ def check_room(spec: ServiceSpec, engine: EngineConfig, role: WorkerRole) -> Non
         check_fits(read_model_config(engine.model_dir), smallest(cards), resolve_on(engine, role, cards).engine)
     except ConfigError as error:
         raise ConfigError(f"{spec.name}: {error.message}") from error
+
+
+def check_machine_room(engines: Iterable[EngineConfig]) -> None:
+    """By config.json alone. Raises ConfigError if the weights of those that compute on the CPU are larger than what the
+    machine, or the container, has left: the kernel would kill workers that load them, again and again.
+    """
+    weights = sum(_bytes_on_cpu(engine) for engine in engines if engine.backend == "model" and not cards_for(engine))
+    if weights > (room := machine_memory().room):
+        asked, there = (f"{size / 1e9:,.1f} GB" for size in (weights, room))
+        raise ConfigError(
+            f"without GPUs the weights of all workers take {asked}, and {there} of memory are available: free memory,"
+            " start fewer workers, or serve a smaller model"
+        )
+
+
+def _bytes_on_cpu(engine: EngineConfig) -> int:
+    """The weights of all ranks of a worker on this host, at least: what ranks hold twice counts once."""
+    if engine.model_dir is None:
+        return 0
+    kept = kept_weights(engine, "cpu")
+    stored = weight_bytes(read_model_config(engine.model_dir), Layout(), kept).total
+    # Weights that are not kept as published are counted in bfloat16.
+    in_float32 = kept == "dequantized" and engine.dtype != "bfloat16"
+    return stored * (2 if in_float32 else 1) // engine.parallel.hosts
 
 
 def _fewest(plan: MeshPlan, service: str, settings: Sequence[str], cards: Sequence[Card]) -> int | None:

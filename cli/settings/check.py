@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cli.settings.services import MODELS
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
-from launcher.memory import check_room
+from launcher.memory import check_machine_room, check_room
 from launcher.plan import MODULES, ServiceSpec
 from launcher.preflight import check_kept_weights
 from mesh.config import ServiceConfig, load
@@ -50,16 +50,19 @@ def check_weights(specs: Sequence[ServiceSpec], configs: Mapping[str, ServiceCon
 
 
 def check_memory(specs: Sequence[ServiceSpec], configs: Mapping[str, ServiceConfig]) -> None:
-    """Refuse a model or settings that a worker's GPUs have no room for: loading it takes minutes. Raises ConfigError in
-    a sentence with what fits.
+    """Refuse a model or settings that a worker's GPUs, or the machine, have no room for: loading it takes minutes.
+    Raises ConfigError in a sentence with what fits.
 
     configs: the result of `check_settings`.
     """
+    engines = []
     for spec in specs:
         config = configs[spec.name]
         if isinstance(config, PrefillConfig | DecodeConfig):
+            engines.append(config.engine)
             role = WorkerRole.PREFILL if isinstance(config, PrefillConfig) else WorkerRole.DECODE
             check_room(spec, config.engine, role)
+    check_machine_room(engines)
 
 
 def _check_shared_kv(prefill: PrefillConfig, decode: DecodeConfig) -> None:

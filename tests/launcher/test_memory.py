@@ -8,10 +8,11 @@ import pytest
 from capacity.shapes import DEEPSEEK_R1, EXPERTS, MOONLIGHT
 from engine.config import EngineConfig
 from launcher.composition import compose
-from launcher.memory import check_room, with_ranks
+from launcher.memory import check_machine_room, check_room, with_ranks
 from launcher.plan import MeshPlan
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
+from mesh.machine_memory import MachineMemory
 from tests.support.situations import card_of
 
 
@@ -72,3 +73,21 @@ def test_gpus_that_workers_share_have_parts_of_their_memory(h200: None, tmp_path
     check_room(spec, EngineConfig(model_dir=model, memory_share=0.5), WorkerRole.DECODE)
     with pytest.raises(ConfigError, match=r"with 29\.8 GB"):
         check_room(spec, EngineConfig(model_dir=model, memory_share=0.2), WorkerRole.DECODE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "takes"),
+    [({}, 1, 63.8), ({"dtype": "bfloat16"}, 1, 31.9), ({}, 2, 127.7)],
+    ids=["float32", "bfloat16", "two workers"],
+)
+def test_weights_beyond_the_machines_memory_are_refused(
+    settings: dict[str, str], workers: int, takes: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engines = [
+        EngineConfig.model_validate({"model_dir": folder(tmp_path, MOONLIGHT, None), "device": "cpu", **settings})
+    ]
+    monkeypatch.setattr("launcher.memory.machine_memory", lambda: MachineMemory(10**12, int((takes + 0.1) * 1e9)))
+    check_machine_room(engines * workers)
+    monkeypatch.setattr("launcher.memory.machine_memory", lambda: MachineMemory(10**12, int((takes - 0.1) * 1e9)))
+    with pytest.raises(ConfigError, match=rf"take {takes} GB, and {takes - 0.1:.1f} GB of memory are available"):
+        check_machine_room(engines * workers)
