@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway.openai.half_closed import PROBE, HalfClosed, tells_states
+from gateway.openai.plain_requests import PlainRequestParser
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
@@ -41,7 +42,7 @@ class LimitedConfig(uvicorn.Config):
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """Closes itself if headers take too long, or are too large.
+    """Closes itself if headers take too long, or are too large, and ignores requests to change its protocol.
 
     A connection beyond the limit replaces the connection that has been idle for longest; if none is idle, it is
     answered 503.
@@ -56,6 +57,12 @@ class LimitedConnection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, LimitedConfig)
+        self.parser = PlainRequestParser(self)
+        # As uvicorn does where httptools can (0.6.3): a client may send more after a request that closes.
+        if hasattr(self.parser, "set_dangerous_leniencies"):
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        # Whether the headers that were read last ask for another protocol: the parser will read them again.
+        self._read_again = False
         self._limits, self._lost = config.limits, config.lost
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
@@ -127,6 +134,10 @@ class LimitedConnection(HttpToolsProtocol):
         if self._field_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
             return
+        # A tunnel is the one wish that a request consists of.
+        self._read_again = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._read_again:
+            return
         super().on_headers_complete()
         if self.cycle.scope["http_version"] == "1.0":
             _end_by_closing(self.cycle)
@@ -138,8 +149,17 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._head_bytes = 0
-        if not self.transport.is_closing():
+        if not self._read_again and not self.transport.is_closing():
             super().on_message_complete()
+
+    def head_without_upgrade(self) -> bytes | None:
+        """See PlainRequests."""
+        if not self._read_again:
+            return None
+        self._read_again = False
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join((*lines, b"", b""))
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
