@@ -21,6 +21,7 @@ between streams wait for whole kernels as usual. After other people's kernels, w
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -65,7 +66,14 @@ def launch(
 def compiled_kernel(kernel: JITFunction, device: torch.device, num_warps: int, given: tuple[Any, ...]) -> Any:
     """given: the arguments but DEPENDENT; for a tensor its dtype, and whether it lies at a multiple of 16 bytes."""
     standing = [_Pointer(*each) if isinstance(each, tuple) else each for each in given]
-    return kernel.warmup(*standing, grid=(1,), num_warps=num_warps, **dependent_launch(device))
+    with _compiling(kernel):
+        return kernel.warmup(*standing, grid=(1,), num_warps=num_warps, **dependent_launch(device))
+
+
+@cache
+def _compiling(kernel: JITFunction) -> Lock:
+    """Held while a kernel is compiled: other threads that need it wait, and find it."""
+    return Lock()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,9 +59,7 @@ def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
     Raises ConfigError if the pool does not fit.
     """
     config = resolved.config
-    longest = model.config.max_position_embeddings
-    if config.context_tokens is not None:
-        longest = min(longest, config.context_tokens)
+    longest = longest_context(model, config)
     block_bytes, reserved = _block_bytes(model, resolved), NO_RESERVE
     if config.total_blocks is None:
         if resolved.device != "cpu":
@@ -79,6 +77,12 @@ def plan_pool(model: Model, resolved: ResolvedEngineConfig) -> PoolPlan:
     context_tokens = min(longest, blocks * BLOCK_TOKENS)
     foreign = min(foreign, blocks_for(context_tokens))
     return PoolPlan(block_bytes, blocks, foreign, context_tokens, reserved.workspace, reserved.graphs)
+
+
+def longest_context(model: Model, config: EngineConfig) -> int:
+    """Tokens of the longest context, if the pool holds it."""
+    longest = model.config.max_position_embeddings
+    return longest if config.context_tokens is None else min(longest, config.context_tokens)
 
 
 def device_state(model: Model, resolved: ResolvedEngineConfig, blocks: int, longest: int) -> DeviceState:

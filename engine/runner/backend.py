@@ -21,16 +21,18 @@ from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
 from engine.memory.free_memory import free_bytes
 from engine.memory.pool_check import Serving, allocates, settle_pool
-from engine.memory.pool_plan import PoolPlan, device_state, plan_pool
+from engine.memory.pool_plan import PoolPlan, device_state, longest_context, plan_pool
 from engine.memory.rank_memory import GB
 from engine.memory.room import host_slots
 from engine.model.config import read_model_config
+from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.moves.host_slots import HostSlots, PlainSlots
 from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer
 from engine.runner.capture import CudaCapture
 from engine.runner.cuda_sources import compile_sources
+from engine.runner.first_runs import can_run_at_once, run_first
 from engine.runner.following import Following
 from engine.runner.graph_sizes import graph_sizes
 from engine.runner.kept_times import known_times, times_file
@@ -97,6 +99,11 @@ class ModelBackend:
         self.think_tokens = read_think_tokens(config.model_dir) if _relaxes(config) else None
         self._balancer: Balancer | None = None
         loaded = _taken_bytes(self._model.device)
+        warm = set() if warm is None else warm
+        if resolved.warm_up and not warm and can_run_at_once(self._model, resolved):
+            longest = longest_context(self._model, config)
+            run_first(self._make_steps, self._model, resolved, self._step_sizes(resolved, longest), longest, warm)
+        times.mark("first-runs")
         planned = plan_pool(self._model, resolved)
         times.mark("memory")
         serving = Serving(
@@ -109,7 +116,7 @@ class ModelBackend:
         given = config.total_blocks is not None
         self._pool = settle_pool(planned, serving, group.least, given=given, alone=not group.divides)
         self.block_bytes = self._pool.block_bytes
-        sizes = self._step_sizes(resolved)
+        sizes = self._step_sizes(resolved, self.context_tokens)
         times.mark("largest-steps")
         self.model = config.model_name or config.model_dir.resolve().name
         self.vocabulary_size = model_config.vocab_size
@@ -117,8 +124,7 @@ class ModelBackend:
         self.namespace = kv_namespace(model_config, resolved, self.state.kv_scale)
         times.mark("fingerprint")
         if sizes and resolved.warm_up:
-            kinds = set() if warm is None else warm
-            warm_up(self._run, self.steps, self.state, config, sizes, self.context_tokens, kinds)
+            warm_up(self._run, self.steps, self.state, config, sizes, self.context_tokens, warm)
         times.mark("warm-up")
         file = None if kept is None else times_file(kept, model_config, self.namespace, resolved)
         known = known_times(self, file, config, self.state.padding_block, group.largest)
@@ -138,13 +144,13 @@ class ModelBackend:
         self.total_blocks, self.context_tokens = pool.total_blocks, pool.context_tokens
         self.state = device_state(model, resolved, pool.total_blocks + pool.foreign_blocks, pool.context_tokens)
         self._following = Following(exchange, self.state.planes) if exchange and model.group.divides else None
-        sizes = self._step_sizes(resolved)
+        sizes = self._step_sizes(resolved, self.context_tokens)
         size = partial(padded_size, sizes=sizes)
         times.mark("memory")
         two_batch = choose_two_batch(model, self.state, resolved, self.context_tokens, size)
         times.mark("micro-batches")
         batches = MicroBatches(two_batch, size, self._spreading(config, exchange, pool.foreign_blocks))
-        self.steps = self._make_steps(config, batches)
+        self.steps = self._make_steps(model, self.state, batches)
         if resolved.decode_graphs:
             prompts = capture_prompts(model, self.state, resolved, sizes, CudaCapture())
             self.steps.batches = replace(self.steps.batches, graphs=prompts)
@@ -164,7 +170,7 @@ class ModelBackend:
     def _run_largest_steps(self, resolved: ResolvedEngineConfig) -> None:
         """On a GPU, whose memory a step could lack; a CPU grants memory as it is written."""
         config, drafts = resolved.config, resolved.config.drafts.most
-        sizes = self._step_sizes(resolved)
+        sizes = self._step_sizes(resolved, self.context_tokens)
         if not sizes or not resolved.warm_up:
             return
         limits = sizes[-1], self.context_tokens, config.max_requests
@@ -239,16 +245,16 @@ class ModelBackend:
     def balance(self) -> BalanceReport | None:
         return None if self._balancer is None else self._balancer.report
 
-    def _step_sizes(self, resolved: ResolvedEngineConfig) -> Sequence[int]:
+    def _step_sizes(self, resolved: ResolvedEngineConfig, context_tokens: int) -> Sequence[int]:
         """The sizes to which steps are padded; none on a CPU, where a new size costs nothing."""
         if not self.asynchronous:
             return ()
         config = resolved.config
-        most = min(config.max_step_tokens, config.max_requests * self.context_tokens)
+        most = min(config.max_step_tokens, config.max_requests * context_tokens)
         return step_sizes(most, captured_prompts(resolved))
 
-    def _make_steps(self, config: EngineConfig, batches: MicroBatches) -> Steps:
-        model, state = self._model, self.state
+    def _make_steps(self, model: Model, state: DeviceState, batches: MicroBatches) -> Steps:
+        config = self._config
         sampler = Sampler(config.max_requests, model.config.vocab_size, model.device, model.group)
         if not self.draft_layers:
             return PlainSteps(model, state, sampler, batches)

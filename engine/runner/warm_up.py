@@ -33,7 +33,7 @@ BIASED = Sampling(logit_bias={0: 1.0})
 WAYS_TO_DRAW = (GREEDY, DRAWN, REPORTED, PENALIZED, BIASED)
 # A key that no request has.
 NO_REQUEST = -1
-# What decides which kernels a step of the warm-up needs: see `_kind_of`.
+# What decides which kernels a step of the warm-up needs: see `kind_of`.
 StepKind: TypeAlias = tuple[object, ...]
 # After a prefix few queries attend in one form and many in another; for every model this covers sizes of both kinds.
 MOST_AFTER_PREFIX = 512
@@ -79,6 +79,12 @@ def warm_up_steps(
         yield [rows.last(1, sampling)] * max_requests
 
 
+def decoding_steps(counts: Sequence[int], context_tokens: int, block: int) -> Iterator[list[Row]]:
+    """The rows of steps that decode as many requests as each count says. Other arguments as of `warm_up_steps`."""
+    rows = _Rows(context_tokens, block)
+    yield from ([rows.last(1, GREEDY)] * count for count in counts)
+
+
 def largest_steps(
     tokens: int, context_tokens: int, max_requests: int, block: int, drafts: int, sparse: SparsePrefill | None
 ) -> Iterator[list[Row]]:
@@ -113,8 +119,8 @@ def warm_up(
         progress = ProgressLog("warming up: compiling what steps need", len(each))
         for rows in each:
             shape = replace(shape_of(rows), drafts=drafts)
-            padded, captured = steps.batches.size(shape.tokens), steps.graphs.fit(shape)
-            kind = (state.kv_pool.dtype, state.quantized_prompts, *_kind_of(rows, padded, captured))
+            captured = steps.graphs.fit(shape)
+            kind = kind_of(state, rows, steps.batches.size(shape.tokens), captured=captured)
             if kind not in warm:
                 run(steps if captured else short, Batch(0, rows), shape)
                 warm.add(kind)
@@ -123,9 +129,10 @@ def warm_up(
             run(steps, Batch(0, ()), StepShape(sizes[0], decode_only, drafts=drafts))
 
 
-def _kind_of(rows: Sequence[Row], tokens: int, captured: bool) -> StepKind:
+def kind_of(state: DeviceState, rows: Sequence[Row], tokens: int, *, captured: bool) -> StepKind:
     """tokens: the number to which the step is padded; captured: whether the step runs as a graph."""
-    return tokens, captured, *((row.tokens, row.start, row.drafts, repr(row.sampling), row.sparse) for row in rows)
+    of_rows = ((row.tokens, row.start, row.drafts, repr(row.sampling), row.sparse) for row in rows)
+    return state.kv_pool.dtype, state.quantized_prompts, tokens, captured, *of_rows
 
 
 class _Rows:

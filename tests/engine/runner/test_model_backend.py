@@ -34,7 +34,7 @@ def test_a_start_says_what_each_phase_took_in_order(tmp_path: Path) -> None:
     config = EngineConfig(model_dir=tiny_checkpoint(tmp_path), device="cpu", total_blocks=64)
     times = StartTimes()
     ModelBackend(resolve(config, Hardware(0, GIB)), times=times)
-    phases = "weights memory micro-batches graphs largest-steps fingerprint warm-up speed"
+    phases = "weights first-runs memory micro-batches graphs largest-steps fingerprint warm-up speed"
     assert list(times.seconds) == phases.split()
 
 
