@@ -46,8 +46,6 @@ PROMPTS = {
     (192, 64, 256): "mla_prefill/bf16_prefill_256",
 }
 ONE_BYTE = "float8_e4m3fn"
-# The widest experts that one token's own kernel computes.
-ONE_TOKENS_INPUTS = 2048
 
 
 def compile_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> None:
@@ -97,8 +95,6 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
 
 def _products(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[str]:
     kept = model.quantization.kept(resolved.weights)
-    if max(model.hidden_size, model.moe_intermediate_size) <= ONE_TOKENS_INPUTS:
-        yield "grouped_gemm/one_token"
     if Stored.FP8 in (kept.linear, kept.experts):
         yield from ("fp8_gemm/few_rows", "fp8_gemm/many_rows", "swiglu/bf16")
     if kept.experts is Stored.INT4:

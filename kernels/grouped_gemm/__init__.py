@@ -9,9 +9,6 @@ from kernels.hopper import is_hopper
 from kernels.moe_permute.layout import ContiguousLayout, Layout
 from kernels.swiglu import swiglu
 
-# Counters of the tokens' choices in `chosen_feed_forward`.
-CHOICE_COUNTERS = 512
-
 
 def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Multiply the rows of group g by weights[g] transposed. Group g has rows ends[g - 1] to ends[g], the first from 0.
@@ -51,29 +48,21 @@ def grouped_swiglu(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -
 
 
 def chosen_feed_forward(
-    x: torch.Tensor | Quantized,
-    choices: torch.Tensor,
-    gate_up: torch.Tensor | BlockScaled,
-    down: torch.Tensor | BlockScaled,
-    first: int,
-    shared: int,
-    progress: torch.Tensor,
+    x: torch.Tensor, choices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, first: int, shared: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """What the chosen experts make of each token: rows and positions, as `ExpertOutputs` has them.
 
     x: [tokens, hidden]; choices: [tokens, places] int64 contiguous, distinct within a token, numbered from `first` on,
     the `shared` last experts at the last places; gate_up: [experts, 2 * width, hidden]; down: [experts, hidden, width],
-    both contiguous. Tokens and weights are bfloat16, or both FP8. progress: [CHOICE_COUNTERS] int32, zero between
-    calls, which must not overlap. None where no kernel finds rows by choices: only a few rows on Hopper have one.
+    both contiguous. None where no kernel finds rows by choices: only for a few bfloat16 rows on Hopper.
     """
-    assert choices.dtype == torch.int64 and choices.is_contiguous()
-    if not choices.is_cuda:
+    assert choices.shape[0] == x.shape[0] and choices.dtype == torch.int64 and choices.is_contiguous()
+    assert gate_up.shape == (len(down), 2 * down.shape[2], x.shape[1]) and down.shape[1] == x.shape[1]
+    if not x.is_cuda:
         return None
     # Imported here: a machine without a GPU may lack Triton.
-    from kernels.grouped_gemm import few_tokens, one_token
+    from kernels.grouped_gemm import few_tokens
 
-    if one_token.takes(x, choices, gate_up):
-        return one_token.feed_forward(x, choices, gate_up, down, progress, first, shared)
     if not few_tokens.takes(x, gate_up):
         return None
     return few_tokens.feed_forward(x, choices, gate_up, down, first, shared)

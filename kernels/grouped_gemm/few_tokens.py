@@ -1,42 +1,34 @@
-"""Experts' feed-forward layers of a few tokens on Hopper, in Triton: weights in bfloat16, or in blocks of FP8. Two
-kernels, which find their experts in the tokens' choices, in place of four or five: rows are neither placed nor copied.
+"""Experts' feed-forward layers of a few tokens in bfloat16 on Hopper, in Triton. Two kernels, which find their experts
+in the tokens' choices, in place of four: rows are neither placed nor copied.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.act_quant.quantized import Quantized
 from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.few_rows import are_few
-from kernels.fp8_gemm.operands import BLOCK, BlockScaled
 from kernels.hopper import is_hopper
 from kernels.moe_permute.layout import NOWHERE
 from kernels.tile_sizes import cdiv, next_power_of_2
 
-Activations = torch.Tensor | Quantized
-Weight = torch.Tensor | BlockScaled
-# Bytes of a program's weights, which hold 64 registers of a thread, and its warps: five programs a multiprocessor have
-# three times as many bytes under way as its memory needs.
-TILE_BYTES, WARPS = 1 << 15, 4
-# The most inputs of an expert.
-MOST_INPUTS = 4096
+# Weights of a program, which hold 64 registers of a thread, and its warps: five programs a multiprocessor have three
+# times as many bytes under way as its memory needs.
+TILE, WARPS = 1 << 14, 4
 
 
 # A program multiplies some outputs of one expert by all tokens that chose it, from registers. It belongs to a token's
 # choice, and has nothing to do if an earlier token made the same one. GATED: the first product, whose outputs are those
-# of SwiGLU. SCALED: weights are FP8 in blocks, and so are the tokens, but what is between the products is not rounded
-# to FP8, which saves time only where there are many rows. Reads 1 or 2 bytes a weight of each expert that is chosen.
+# of SwiGLU. Reads 2 bytes a weight of each expert that is chosen.
 #
 # Shared experts are chosen last, known without the choices, and started first: their first weights are read while the
 # gate still chooses. The first product waits before it lets the last one start, which therefore finds the choices made,
 # and reads its weights while the last tiles of the first product are computed.
 @triton.jit(do_not_specialize=["count", "first"])
 def _chosen_experts(
-    x, x_scales, weights, weight_scales, choices, positions, out, outputs, inputs, x_scale_stride, count, first,
-    TOKENS: tl.constexpr, PLACES: tl.constexpr, SHARED: tl.constexpr, PAIRS_TILE: tl.constexpr, GATED: tl.constexpr,
-    SCALED: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS_TILE: tl.constexpr, INPUTS_TILE: tl.constexpr,
-    NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, weights, choices, positions, out, outputs, inputs, count, first, TOKENS: tl.constexpr, PLACES: tl.constexpr,
+    SHARED: tl.constexpr, PAIRS_TILE: tl.constexpr, GATED: tl.constexpr,
+    OUTPUTS_TILE: tl.constexpr, INPUTS_TILE: tl.constexpr, NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     place, token = PLACES - 1 - tl.program_id(1), tl.program_id(2)
     pair, routed = token * PLACES + place, place < PLACES - SHARED
@@ -58,19 +50,13 @@ def _chosen_experts(
         expert = count - PLACES + place
     computes = leads & (expert >= 0) & (expert < count)
     output, column = tl.program_id(0) * OUTPUTS_TILE + tl.arange(0, OUTPUTS_TILE), tl.arange(0, INPUTS_TILE)
-    inside, block = column < inputs, column // BLOCK
-    there, used = output < tl.where(computes, outputs, 0), tl.where(computes, inputs, 0)
+    inside = column < inputs
+    there = output < tl.where(computes, outputs, 0)
     matrix = weights + expert.to(tl.int64) * outputs * (2 if GATED else 1) * inputs
     own = matrix + output[:, None].to(tl.int64) * inputs + column[None, :]
     held = tl.load(own, mask=there[:, None] & inside[None, :], other=0.0)
     if GATED:
         up = tl.load(own + outputs * inputs, mask=there[:, None] & inside[None, :], other=0.0)
-    if SCALED:
-        line = expert * (outputs // BLOCK) * (2 if GATED else 1) + tl.program_id(0) * OUTPUTS_TILE // BLOCK
-        scales = weight_scales + line.to(tl.int64) * (inputs // BLOCK) + block
-        scale = tl.load(scales, mask=column < used, other=0.0)
-        if GATED:
-            up_scale = tl.load(scales + outputs // BLOCK * (inputs // BLOCK), mask=column < used, other=0.0)
     wait_for_earlier(DEPENDENT)
     chosen = tl.load(choices + index, mask=index < TOKENS * PLACES, other=-1, cache_modifier=".cg").to(tl.int32) - first
     if GATED:
@@ -85,31 +71,26 @@ def _chosen_experts(
             choice = tl.sum(tl.where(mine, index + 1, 0), axis=0) - 1
             if choice >= 0:
                 row = other if GATED else choice
-                values = tl.load(x + row * inputs + column, mask=inside, other=0.0).to(tl.float32)
-                if SCALED and GATED:
-                    values *= tl.load(x_scales + row + block * x_scale_stride, mask=inside, other=0.0)
-                total = tl.sum(held.to(tl.float32) * (values * scale if SCALED else values)[None, :], axis=1)
+                values = tl.load(x + row * inputs + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+                total = tl.sum(held.to(tl.float32) * values, axis=1)
                 if GATED:
-                    raised = tl.sum(up.to(tl.float32) * (values * up_scale if SCALED else values)[None, :], axis=1)
-                    total = total * tl.sigmoid(total) * raised
+                    total = total * tl.sigmoid(total) * tl.sum(up.to(tl.float32) * values, axis=1)
                 tl.store(out + choice * outputs + output, total.to(out.dtype.element_ty), mask=there)
 
 
-def takes(x: Activations, gate_up: Weight) -> bool:
+def takes(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
     """Whether there are few tokens, and a program holds whole rows of both weights."""
-    tokens, weights = _values(x), _values(gate_up)
-    _, matrix, hidden = weights.shape
-    held = max(hidden, matrix // 2) <= MOST_INPUTS
-    # FP8 was not measured yet.
-    return is_hopper() and are_few(tokens) and weights.dtype == torch.bfloat16 and held and tokens.is_contiguous()
+    _, matrix, hidden = gate_up.shape
+    held = max(hidden, matrix // 2) <= TILE // 2
+    return is_hopper() and are_few(x) and x.dtype == gate_up.dtype == torch.bfloat16 and held and x.is_contiguous()
 
 
 def feed_forward(
-    x: Activations, choices: torch.Tensor, gate_up: Weight, down: Weight, first: int, shared: int
+    x: torch.Tensor, choices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, first: int, shared: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `kernels.grouped_gemm.chosen_feed_forward`, for what it `takes`."""
-    (_, hidden, width), rows = _values(down).shape, choices.numel()
-    inner, out = (torch.empty(rows, size, dtype=torch.bfloat16, device=choices.device) for size in (width, hidden))
+    rows = choices.numel()
+    inner, out = x.new_empty(rows, down.shape[2]), x.new_empty(rows, x.shape[1])
     positions = torch.empty_like(choices)
     _launch(x, gate_up, choices, positions, inner, first, shared, gated=True)
     _launch(inner, down, choices, positions, out, first, shared, gated=False)
@@ -117,8 +98,8 @@ def feed_forward(
 
 
 def _launch(
-    x: Activations,
-    weight: Weight,
+    x: torch.Tensor,
+    weights: torch.Tensor,
     choices: torch.Tensor,
     positions: torch.Tensor,
     out: torch.Tensor,
@@ -127,18 +108,10 @@ def _launch(
     *,
     gated: bool,
 ) -> None:
-    (tokens, places), outputs, weights = choices.shape, out.shape[1], _values(weight)
-    x_scales = x.scales if isinstance(x, Quantized) else None
-    scales = weight.scales if isinstance(weight, BlockScaled) else None
-    count, _, inputs = weights.shape
+    (tokens, places), inputs, outputs = choices.shape, x.shape[1], out.shape[1]
     padded = next_power_of_2(inputs)
-    tile = TILE_BYTES // weights.itemsize // padded // (2 if gated else 1)
-    launch(_chosen_experts, (cdiv(outputs, tile), places, tokens), out.device,
-        _values(x), x_scales, weights, scales, choices, positions, out, outputs, inputs,
-        0 if x_scales is None else x_scales.stride(1), count, first, tokens, places, shared,
-        next_power_of_2(tokens * places), gated, scales is not None, BLOCK, tile, padded, NOWHERE, num_warps=WARPS,
+    tile = TILE // padded // (2 if gated else 1)
+    launch(_chosen_experts, (cdiv(outputs, tile), places, tokens), x.device,
+        x, weights, choices, positions, out, outputs, inputs, len(weights), first, tokens, places, shared,
+        next_power_of_2(tokens * places), gated, tile, padded, NOWHERE, num_warps=WARPS,
     )  # fmt: skip
-
-
-def _values(x: torch.Tensor | Quantized | BlockScaled) -> torch.Tensor:
-    return x if isinstance(x, torch.Tensor) else x.values

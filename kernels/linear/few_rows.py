@@ -11,6 +11,8 @@ from kernels.tile_sizes import cdiv, next_power_of_2
 
 # Weights of a program, which hold 64 registers of a thread, and its warps. Wider rows would take more.
 TILE, WARPS = 1 << 14, 4
+# The most weights of a layer for which this was measured.
+MOST_WEIGHTS = 1 << 26
 
 
 # A program multiplies some outputs' weights, which it holds in registers before it waits, by all rows. Reads 2 bytes a
@@ -37,7 +39,12 @@ def _multiply_groups(
 
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether there are few rows, and a program holds whole rows of the weight: see `multiply_groups`."""
-    held = weight.shape[2] <= TILE and weight.stride()[1:] == (weight.shape[2], 1) and x.stride(2) == 1
+    held = (
+        weight.shape[2] <= TILE
+        and weight.numel() <= MOST_WEIGHTS
+        and weight.stride()[1:] == (weight.shape[2], 1)
+        and x.stride(2) == 1
+    )
     return is_hopper() and x.dtype == weight.dtype == torch.bfloat16 and are_few(x) and held
 
 

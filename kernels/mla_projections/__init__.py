@@ -69,14 +69,12 @@ def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     contiguous. No tokens give none.
     """
     _check(attended.latents, weight)
-    if attended.latents.is_cuda:
+    if attended.latents.is_cuda and are_few(attended.latents):
         # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
         from kernels.linear import few_rows
-        from kernels.mla_projections import few_pieces, pieces
+        from kernels.mla_projections import pieces
 
-        if few_pieces.takes(attended, weight):
-            return few_pieces.expand_pieces(attended, weight)
-        if are_few(attended.latents) and pieces.takes(attended, weight):
+        if pieces.takes(attended, weight):
             return pieces.expand_pieces(attended, weight)
         if few_rows.takes(attended.latents, weight.transpose(1, 2)):
             return few_rows.multiply_groups(attended.joined(), weight.transpose(1, 2))
@@ -90,10 +88,8 @@ def expand_values_quantized(attended: Attended, weight: torch.Tensor, *, powers:
     """
     _check(attended.latents, weight)
     if attended.latents.is_cuda:
-        from kernels.mla_projections import few_pieces, few_tokens, pieces
+        from kernels.mla_projections import few_tokens, pieces
 
-        if few_pieces.takes(attended, weight):
-            return quantize(few_pieces.expand_pieces(attended, weight).flatten(1))
         if pieces.takes(attended, weight):
             return pieces.expand_pieces_quantized(attended, weight, powers)
         if few_tokens.takes_values(attended.latents, weight):

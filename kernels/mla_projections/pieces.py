@@ -7,7 +7,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized, cuda_macros, empty_quantized
 from kernels.mla_decode.attended import Attended
-from kernels.mla_decode.parts import FEW_TOKENS, DividedWork
+from kernels.mla_decode.parts import FEW_TOKENS
 from kernels.mla_projections.few_tokens import THREADS, expand_arguments, takes_values
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
@@ -21,7 +21,7 @@ TILE_TOKENS = 16
 def takes(attended: Attended, weight: torch.Tensor) -> bool:
     """Whether there are pieces, of few tokens. weight: as in `expand_values`."""
     latents = attended.latents
-    return isinstance(attended.pieces, DividedWork) and latents.shape[0] <= FEW_TOKENS and takes_values(latents, weight)
+    return attended.pieces is not None and latents.shape[0] <= FEW_TOKENS and takes_values(latents, weight)
 
 
 def expand_pieces(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def expand_pieces_quantized(attended: Attended, weight: torch.Tensor, powers: bo
 
 def _launch(attended: Attended, expand: ctypes.Structure, macros: tuple[str, ...] = ()) -> None:
     (tokens, heads, _), device = attended.latents.shape, attended.latents.device
-    assert isinstance(attended.pieces, DividedWork) and tokens <= FEW_TOKENS
+    assert attended.pieces is not None and tokens <= FEW_TOKENS
     arguments = PiecesArguments(expand=expand, work=attended.pieces.work)
     kernel = load_kernel(SOURCE, "expand_pieces", device.index or 0, macros)
     kernel.launch((heads * expand.shares, 1, 1), THREADS, arguments, dependent=True)

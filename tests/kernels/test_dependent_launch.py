@@ -10,7 +10,7 @@ from kernels.index_scores import index_scores
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.kv_write import norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode, plan_decode
-from kernels.mla_projections import absorb_query, expand_values_quantized
+from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized
 from kernels.mla_selected import mla_selected
 from kernels.moe_gate import Routing, moe_gate
 from kernels.moe_permute import ExpertOutputs
@@ -25,11 +25,8 @@ from tests.support.replays import Chain, Step, assert_replays_are_exact
 pytest.importorskip("triton")
 
 from kernels.dependent_launch import dependent_launch
-from kernels.grouped_gemm import CHOICE_COUNTERS
 from kernels.grouped_gemm import few_tokens as experts_of_few_tokens
 from kernels.linear import few_rows as linear_few_rows
-from kernels.mla_decode import few_rows as few_attention
-from kernels.mla_projections import few_pieces
 from kernels.mla_projections import few_rows as mla_few_rows
 from kernels.norm import few_rows as norm_few_rows
 
@@ -165,9 +162,6 @@ def make_few_rows(rows: int) -> Chain:
     """Layers of a few rows in bfloat16, by the kernels for these: products, attention and experts."""
     contexts = scattered_contexts(CONTEXTS[-rows:], LATENT + ROPE)
     pool, table, lengths = contexts.pool.cuda().bfloat16(), contexts.block_table.cuda(), contexts.lengths.cuda()
-    # Imported here: CUDA's bindings come with a CUDA build of torch.
-    from kernels.grouped_gemm import one_token
-
     width, experts, inner, layers = 2048, 64, 1408, 4
     routing = Routing(6, 1, 1, True, 2.5, 2)
     norms, bias = torch.rand(layers, width, device="cuda").bfloat16(), torch.zeros(experts, device="cuda")
@@ -176,7 +170,6 @@ def make_few_rows(rows: int) -> Chain:
     shapes += [(width, 16 * VALUE)]
     weights = [[torch.randn(shape, device="cuda").bfloat16() / shape[-1] ** 0.5 for shape in shapes] for _ in norms]
     turns = torch.polar(torch.ones(rows, ROPE // 2), torch.rand(rows, ROPE // 2)).cuda()
-    progress = torch.zeros(CHOICE_COUNTERS, dtype=torch.int32, device="cuda")
 
     def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return linear_few_rows.multiply_groups(x.unsqueeze(1), weight.unsqueeze(0)).squeeze(1)
@@ -189,10 +182,7 @@ def make_few_rows(rows: int) -> Chain:
             after_each()
             factors, choices = moe_gate(made.logits, bias, routing)
             after_each()
-            if rows == 1:
-                outputs, positions = one_token.feed_forward(made.plain, choices, gate_up, down, progress, 0, 2)
-            else:
-                outputs, positions = experts_of_few_tokens.feed_forward(made.plain, choices, gate_up, down, 0, 2)
+            outputs, positions = experts_of_few_tokens.feed_forward(made.plain, choices, gate_up, down, 0, 2)
             after_each()
             normalized = add_rms_norm(ExpertOutputs(outputs, positions, factors), residual, norm, 1e-6)
             after_each()
@@ -202,9 +192,9 @@ def make_few_rows(rows: int) -> Chain:
             after_each()
             absorbed = mla_few_rows.absorb_query(query, heads[:, :NOPE], turns)
             after_each()
-            attended = few_attention.attend(absorbed, pool, plan, 0.1)
+            attended = mla_decode(absorbed, pool, plan, value_width=LATENT, scale=0.1)
             after_each()
-            values = few_pieces.expand_pieces(attended, heads[:, NOPE:].transpose(1, 2))
+            values = expand_values(attended, heads[:, NOPE:].transpose(1, 2))
             after_each()
             delta = multiply(values.flatten(1), output)
             after_each()

@@ -12,7 +12,7 @@ from engine.model.parameters import NamedParameters
 from kernels.act_quant import Quantized
 from kernels.block_quant import BLOCK
 from kernels.fp8_gemm import BlockScaled, Workspace, block_scaled, fp8_gemm
-from kernels.grouped_gemm import CHOICE_COUNTERS, chosen_feed_forward, grouped_fp8_gemm
+from kernels.grouped_gemm import grouped_fp8_gemm
 from kernels.moe_permute import expand_quantized
 from kernels.swiglu import swiglu_quantize
 
@@ -66,8 +66,6 @@ class BlockFp8Experts:
         self._shape = shape
         self._gate_up = _new_weight(new, shape.count, 2 * shape.width, shape.hidden)
         self._down = _new_weight(new, shape.count, shape.hidden, shape.width)
-        # Not among the weights, which may share memory with other layers'.
-        self._progress = torch.zeros(CHOICE_COUNTERS, dtype=torch.int32, device=self._down.values.device)
 
     def parameters(self, prefix: str) -> NamedParameters:
         values = ExpertTensor("weight", self._gate_up.values, self._down.values)
@@ -87,11 +85,6 @@ class BlockFp8Experts:
     def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, Quantized)
         shape = self._shape
-        made = chosen_feed_forward(
-            hidden, choices, self._gate_up, self._down, shape.first, shape.shared, self._progress
-        )
-        if made is not None:
-            return made
         placed = expand_quantized(hidden, choices, shape.count, shape.shared, shape.first, shape.elsewhere)
         gate_up = grouped_fp8_gemm(placed.rows, self._gate_up, placed.layout)
         inner = swiglu_quantize(gate_up, placed.positions, powers=self.input_form.powers)

@@ -10,7 +10,7 @@ from engine.model.formats.interface import ExpertShape, NewTensor
 from engine.model.formats.places import ExpertTensor, LinearTensor, expert_parameters, linear_parameters
 from engine.model.parameters import NamedParameters
 from kernels.fp8_gemm import Workspace
-from kernels.grouped_gemm import CHOICE_COUNTERS, chosen_feed_forward, grouped_gemm, grouped_swiglu
+from kernels.grouped_gemm import chosen_feed_forward, grouped_gemm, grouped_swiglu
 from kernels.linear import linear
 from kernels.moe_permute import expand
 
@@ -56,8 +56,6 @@ class PlainExperts:
         self._shape = shape
         self._gate_up = new(shape.count, 2 * shape.width, shape.hidden)
         self._down = new(shape.count, shape.hidden, shape.width)
-        # Not among the weights, which may share memory with other layers'.
-        self._progress = torch.zeros(CHOICE_COUNTERS, dtype=torch.int32, device=self._down.device)
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from expert_parameters([ExpertTensor("weight", self._gate_up, self._down)], prefix, self._shape)
@@ -74,9 +72,7 @@ class PlainExperts:
     def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, torch.Tensor)
         shape = self._shape
-        made = chosen_feed_forward(
-            hidden, choices, self._gate_up, self._down, shape.first, shape.shared, self._progress
-        )
+        made = chosen_feed_forward(hidden, choices, self._gate_up, self._down, shape.first, shape.shared)
         if made is not None:
             return made
         placed = expand(hidden, choices, shape.count, shape.first)

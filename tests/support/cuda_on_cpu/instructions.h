@@ -44,11 +44,6 @@ inline void setp_ne_b32(bool& to, u32 first, u32 second) { to = first != second;
 template <class T> inline void selp_u32(T& to, u32 yes, u32 no, bool which) { to = which ? yes : no; }
 inline void cvt_rn_bf16x2_f32(u32& to, float high, float low) { to = to_bf16(low) | to_bf16(high) << 16; }
 inline void cvt_rn_satfinite_e4m3x2_f32(u16& to, float high, float low) { to = to_e4m3(low) | to_e4m3(high) << 8; }
-inline void cvt_rn_f16x2_e4m3x2(u32& to, u16 from) {
-  _Float16 values[2] = {(_Float16)of_e4m3(from), (_Float16)of_e4m3(from >> 8)};
-  memcpy(&to, values, sizeof to);
-}
-inline void cvt_f32_f16(float& to, u16 from) { to = bits<_Float16>(from); }
 inline void ex2_approx_ftz_f32(float& to, float from) { to = exp2f(from); }
 inline void abs_bf16x2(u32& to, u32 from) { to = from & 0x7FFF7FFF; }
 inline void max_bf16x2(u32& to, u32 x, u32 y) {
@@ -72,7 +67,6 @@ template <class V> inline void load_words(V to, const u8* from, int words) {
   for (int i = 0; i < words; i++) memcpy(&to[i], from + 4 * i, 4);
 }
 template <class V> inline void ld_global_v4_u32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
-template <class V> inline void ld_global_cg_v4_u32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
 template <class V> inline void ld_global_v4_f32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
 template <class V> inline void ld_shared_v4_u32(V to, u32 from) { load_words(to, shared_at(from, 16), 4); }
 template <class V> inline void ld_shared_v2_u32(V to, u32 from) { load_words(to, shared_at(from, 8), 2); }
