@@ -117,7 +117,7 @@ class _Rank:
             return 0
         size = self._linear(LinearKind.INDEX, (index.heads * index.width,), self.config.q_lora_rank)
         size += self._linear(LinearKind.INDEX, (index.width,), hidden)
-        return size + FLOAT32 * (2 * index.width + index.heads * hidden)
+        return size + FLOAT32 * 2 * index.width + BF16 * index.heads * hidden
 
     @property
     def expert(self) -> int:
