@@ -45,7 +45,8 @@ class Conversation:
         except MeshError as error:
             if error.retry is not Retry.THIS_CALL and not isinstance(error, DeadlineExceeded):
                 raise
-            raise EndpointUnavailable(f"no gateway answers at {self._endpoint}: is deepmesh up running?") from error
+            message = f"no gateway answers at {self._endpoint}: is deepmesh up running? --endpoint names another"
+            raise EndpointUnavailable(message) from error
 
     async def close(self) -> None:
         if self._channel is not None:

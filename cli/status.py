@@ -109,7 +109,8 @@ async def _read(channel: grpc.aio.Channel, endpoint: str) -> Snapshot:
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             raise EndpointUnavailable(f"what answers at {endpoint} is no scheduler") from error
-        raise EndpointUnavailable(f"no scheduler answers at {endpoint}: is deepmesh up running?") from error
+        message = f"no scheduler answers at {endpoint}: is deepmesh up running? --scheduler names another"
+        raise EndpointUnavailable(message) from error
     finally:
         call.cancel()
     return snapshot

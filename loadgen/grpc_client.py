@@ -30,9 +30,10 @@ class GrpcClient:
         except Unauthenticated:
             raise
         except MeshError as error:
-            message = f"{self._options.grpc} does not answer as a deepmesh gateway does: {error.message}"
+            endpoint = self._options.grpc
+            message = f"{endpoint} does not answer as a deepmesh gateway does: {error.message}"
             if error.retry is Retry.THIS_CALL:
-                message = f"no gateway answers at {self._options.grpc}: is deepmesh up running?"
+                message = f"no gateway answers at {endpoint}: is deepmesh up running? --endpoint names another"
             raise EndpointUnavailable(message) from error
         found = next((model for model in response.models if self._model in (None, model.name)), None)
         if found is None:

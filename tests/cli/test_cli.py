@@ -150,7 +150,7 @@ async def test_status_says_so_where_it_is_told_the_gateway() -> None:
 async def test_status_without_a_scheduler_is_one_line() -> None:
     status, out, err = await deepmesh("status", "--scheduler", "127.0.0.1:1")
     assert (status, out) == (1, "")
-    assert err == "deepmesh: no scheduler answers at 127.0.0.1:1: is deepmesh up running?\n"
+    assert err == "deepmesh: no scheduler answers at 127.0.0.1:1: is deepmesh up running? --scheduler names another\n"
 
 
 async def test_health_tells_a_ready_service_from_one_that_loads() -> None:
@@ -342,7 +342,8 @@ def test_an_endpoint_is_a_host_and_a_port(command: list[str], address: str) -> N
 
 async def test_bench_says_where_no_gateway_answers() -> None:
     status, _, err = await deepmesh("bench", "--rate", "1", "--requests", "1", "--endpoint", "127.0.0.1:1")
-    assert (status, err) == (1, "deepmesh: no gateway answers at 127.0.0.1:1: is deepmesh up running?\n")
+    said = "deepmesh: no gateway answers at 127.0.0.1:1: is deepmesh up running? --endpoint names another\n"
+    assert (status, err) == (1, said)
 
 
 def test_help_asks_for_the_certificate_that_a_command_needs() -> None:
