@@ -140,6 +140,22 @@ GLM_FLASH: Mapping[str, Any] = MappingProxyType(
 )
 # "r1-ep8-rank" stands for one of 8 ranks. Such a rank has an eighth of the tokens, and its experts get an eighth of all
 # choices. They get as many if the rank's own tokens choose among its own experts alone.
+NARROW: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "q_lora_rank": 64,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 32,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 128,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+)
 SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1},
@@ -152,6 +168,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "glm-5": GLM_5,
         # The same with one expert group: tokens choose among all experts, so that choices can follow a distribution.
         "r1-one-group": dict(DEEPSEEK_R1) | {"n_group": 1, "topk_group": 1},
+        # R1's KV with little around it, for what moves KV on a machine without a GPU.
+        "r1-kv": dict(DEEPSEEK_R1) | dict(NARROW),
         # Models that one card holds.
         "moonlight": MOONLIGHT,
         "v2-lite": DEEPSEEK_V2_LITE,

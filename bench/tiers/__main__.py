@@ -3,7 +3,8 @@
     python -m bench.tiers [--shape r1-ep8-rank] [--layers N] [--kv bf16 fp8] [--prefixes 2048 8192 32768]
     [--directory ON_THE_DISK] [--no-steps] [--no-first-tokens]
 
-The real engine runs over random weights and random KV, in this process; stores are processes of their own.
+The real engine runs over random weights and random KV, in this process; stores are processes of their own. Without a
+GPU it runs over r1-kv, a model with R1's KV and little else: what moves is the same, what is computed is not.
 
 First tokens: a prompt's prefix lies nowhere (it is computed again), in the pool, in host memory, in the memory of a
 store, mapped or brought by UCX, and on a store's disk. "Moving" is how much later the first token is than with the
@@ -42,6 +43,8 @@ def config_of(measured: MeasuredModel, directory: Path, longest: int, load: Deco
     blocks = longest // BLOCK_TOKENS + 2
     return EngineConfig(
         **measured.settings(directory),
+        # The same on a CPU as on a GPU.
+        dtype="bfloat16",
         max_requests=load.requests + 4,
         graph_rows=(1, load.requests),
         max_step_tokens=STEP_TOKENS,
@@ -73,9 +76,10 @@ def main() -> int:
     given = parser.parse_args()
     if any(prefix % BLOCK_TOKENS for prefix in given.prefixes):
         parser.error(f"a prefix has whole blocks: give multiples of {BLOCK_TOKENS} tokens")
-    if not torch.cuda.is_available():
-        parser.error("a rank is measured on a CUDA device, and there is none here")
-    tune_for_gpu_transfers()
+    if torch.cuda.is_available():
+        tune_for_gpu_transfers()
+    elif given.shape != "r1-kv":
+        parser.error("such a model is measured on a CUDA device, and there is none here: give --shape r1-kv")
     console = Console(width=160)
     layers = given.layers or SHAPES[given.shape]["num_hidden_layers"]
     load = DecodeLoad(given.requests, given.context, given.steps, given.landing_gb)
