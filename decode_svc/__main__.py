@@ -1,6 +1,5 @@
 """`python -m decode_svc --config configs/decode.yaml`"""
 
-import asyncio
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ from decode_svc.registry_link import RegistryLink
 from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
 from mesh.addresses import split_addresses
+from mesh.background import background
 from mesh.channel import service_channels
 from mesh.domain.workers import WorkerRole
 from mesh.identity import Role
@@ -53,15 +53,13 @@ async def serve(config: DecodeConfig) -> Program | None:
     async with MeshServer(config.server, "decode", registrations, server_tls(config.security.tls)) as server:
         worker = await DecodeWorker.start(config, server.endpoint, prefill_link, channels, handover, hosts.hosts)
         links = [RegistryLink(each, channels, registered) for each in split_addresses(config.scheduler)]
-        watching = [asyncio.create_task(link.run()) for link in links]
         try:
-            servicer.open(worker)
-            roles.open(worker.host, server)
-            events.open(worker.host)
-            following = await serve_worker(worker, server, config, channels, change)
+            async with background(*(link.run() for link in links)):
+                servicer.open(worker)
+                roles.open(worker.host, server)
+                events.open(worker.host)
+                following = await serve_worker(worker, server, config, channels, change)
         finally:
-            for task in watching:
-                task.cancel()
             await prefill_link.close()
             await worker.host.close()
             hosts.hosts.close()

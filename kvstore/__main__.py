@@ -1,6 +1,5 @@
 """`python -m kvstore --config configs/kvstore.yaml`"""
 
-import asyncio
 import logging
 import sys
 import time
@@ -19,6 +18,7 @@ from kvstore.redis_index import RedisIndex
 from kvstore.service import KvStoreServicer, OpenStore
 from kvstore.slab import OpenAgent
 from kvstore.store_memory import StoreMemory
+from mesh.background import background
 from mesh.domain.kv_identity import KvNamespace
 from mesh.errors import IndexUnavailable
 from mesh.identity import Role
@@ -78,14 +78,16 @@ async def running_store(config: KvStoreConfig, open_agent: OpenAgent) -> AsyncIt
         index = open_index(config, store_id, epoch)
         center = Center(config, store_id, index, open_agent, time.monotonic)
         servicer.open(OpenStore(center, store_id, epoch))
-        running = asyncio.create_task(center.run())
-        await server.ready()
-        log.info("KV store ready", extra={"fields": {"id": store_id, "epoch": epoch, "endpoint": server.endpoint}})
         try:
-            yield server
+            async with background(center.run()):
+                await server.ready()
+                fields = {"id": store_id, "epoch": epoch, "endpoint": server.endpoint}
+                log.info("KV store ready", extra={"fields": fields})
+                try:
+                    yield server
+                finally:
+                    await server.drain()
         finally:
-            await server.drain()
-            running.cancel()
             center.close()
             with suppress(IndexUnavailable):
                 await index.close()

@@ -1,6 +1,5 @@
 """`python -m scheduler --config configs/scheduler.yaml`"""
 
-import asyncio
 import logging
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from deepmesh.internal.v1 import scheduler_pb2_grpc
 from deepmesh.keda import externalscaler_pb2_grpc
 
+from mesh.background import background
 from mesh.channel import service_channels
 from mesh.identity import Role
 from mesh.launch import launch
@@ -101,17 +101,15 @@ async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
     async with AsyncExitStack() as stack:
         pod_costs = await _pod_costs(costs, stack) if config.pods.deletion_costs else None
         server = await stack.enter_async_context(MeshServer(config.server, "scheduler", registrations, tls))
-        tasks = [asyncio.create_task(registry.expire_forever(config.lease.seconds / 20))]
-        tasks += [asyncio.create_task(UnreadableKv(registry).run(config.lease.seconds / 20))]
-        tasks += [asyncio.create_task(link.run()) for link in links]
-        tasks += [asyncio.create_task(scaler.run(config.scaling.period_seconds))]
+        works = [registry.expire_forever(config.lease.seconds / 20)]
+        works += [UnreadableKv(registry).run(config.lease.seconds / 20)]
+        works += [link.run() for link in links]
+        works += [scaler.run(config.scaling.period_seconds)]
         if pod_costs is not None:
-            tasks += [asyncio.create_task(pod_costs.run(config.pods.period_seconds))]
-        await server.ready()
-        yield server
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+            works += [pod_costs.run(config.pods.period_seconds)]
+        async with background(*works):
+            await server.ready()
+            yield server
 
 
 async def _pod_costs(costs: DeletionCosts, stack: AsyncExitStack) -> "PodCosts":

@@ -7,13 +7,18 @@ import sys
 from typing import Any
 
 import psutil
+import pytest
 from deepmesh.internal.v1 import scheduler_pb2
 
 from launcher.process import Child
 from mesh.channel import Channels
 from mesh.ports import free_port
+from scheduler.__main__ import running
+from scheduler.config import SchedulerConfig
+from scheduler.registry import Registry
 from tests.support.programs import ROOT
 from tests.support.scheduler_server import ReportingWorker, identity_message, scheduler_stub
+from tests.support.waiting import PATIENCE_SECONDS
 
 MAX_RESIDENT_BYTES = 150 * 1024 * 1024
 
@@ -46,3 +51,13 @@ async def test_a_scheduler_starts_stays_small_and_stops() -> None:
         assert await child.wait() == 0
     finally:
         await child.stop(5)
+
+
+async def test_a_scheduler_that_expires_no_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: object) -> None:
+        raise ArithmeticError("a lease is broken")
+
+    monkeypatch.setattr(Registry, "expire_forever", fails)
+    with pytest.raises(ArithmeticError, match="a lease is broken"):
+        async with asyncio.timeout(PATIENCE_SECONDS), running(SchedulerConfig()) as server:
+            await server.until_signal()
