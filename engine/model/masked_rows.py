@@ -11,7 +11,7 @@ from engine.model.config import ModelConfig
 from engine.model.expanded_attention import ExpandedRows
 from engine.model.indexed_rows import IndexedRows
 
-# Whether prompts on a GPU attend so: the kernel has not run on one yet.
+# Whether prompts on a GPU attend so. Off until it has been timed on one: `kernels/mla_prefill/notes.md`.
 ON_GPUS = False
 
 

@@ -82,14 +82,14 @@ def test_quantized_outputs_of_masked_prompts_are_the_same(tmp_path: Path, reques
 @pytest.mark.gpu
 @pytest.mark.usefixtures("masks")
 @pytest.mark.parametrize("weights", ["dequantized", "quantized"])
-def test_masked_prompts_on_a_gpu_are_those_of_the_definitions(weights: KeptWeights, tmp_path: Path) -> None:
-    # One layer: with random weights other layers would select other tokens after each rounding.
+def test_masked_prompts_on_a_gpu_are_as_exact(weights: KeptWeights, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "tiny", dtype="float8", overrides={**V32, **PUBLISHED_HEADS, "num_hidden_layers": 1})
+    prompt, cuts = random_prompt(130), [90, 40]
+    exact = our_logits(tmp_path, prompt, BLOCKS, cuts)
 
-    def compute(device: str) -> torch.Tensor:
-        prompt = random_prompt(130)
-        return our_logits(
-            tmp_path, prompt, BLOCKS, [90, 40], dtype=torch.bfloat16, weights=weights, device=device
-        ).cpu()
+    def error(device: str) -> float:
+        """Rounding changes some choices of tokens: 0.025 on a CPU, and 0.085 with quantized weights."""
+        found = our_logits(tmp_path, prompt, BLOCKS, cuts, dtype=torch.bfloat16, weights=weights, device=device)
+        return relative_error(found.cpu(), exact)
 
-    assert relative_error(compute("cuda"), compute("cpu")) < 0.03
+    assert error("cuda") < 1.5 * error("cpu") + 1e-4
