@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from capacity.ceilings import Ceilings
+from mesh.config_keys import did_you_mean
+from mesh.errors import ConfigError
 
 MEASURED_BY = "measured by bench.rank (docs/performance.md)"
 
@@ -86,3 +88,11 @@ def _of_sheet(sheet: Datasheet) -> Gpu:
 
 
 GPUS: Mapping[str, Gpu] = MappingProxyType({"h200": H200, **{name: _of_sheet(each) for name, each in _SHEETS.items()}})
+
+
+def find_gpu(name: str) -> Gpu:
+    """By the name that `--gpu` takes, in capitals or not. Raises ConfigError."""
+    found = GPUS.get(name.lower())
+    if found is None:
+        raise ConfigError(f"--gpu {name}: unknown{did_you_mean(name.lower(), GPUS)}; known are {', '.join(GPUS)}")
+    return found

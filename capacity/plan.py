@@ -11,7 +11,7 @@ from importlib.resources import files
 
 import msgspec
 
-from capacity.cards import GPUS, H200, Gpu
+from capacity.cards import H200, Gpu, find_gpu
 from capacity.floor import BF16, decode_floor, decode_operations
 from capacity.memory import Weights, weights_of
 from capacity.shapes import SHAPES
@@ -91,9 +91,7 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     Raises ConfigError for an unknown GPU, for experts that cannot be divided evenly, or for a number of layers that
     cannot be offloaded.
     """
-    gpu = GPUS.get(asked.gpu)
-    if gpu is None:
-        raise ConfigError(f"--gpu {asked.gpu}: unknown; known are {', '.join(GPUS)}")
+    gpu = find_gpu(asked.gpu)
     if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
         raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
     if config.quantization.packed:
@@ -203,7 +201,7 @@ def _memory(config: ModelConfig, asked: Asked, gpu: Gpu, offloaded: int) -> Rank
     if offloaded:
         settings |= {"max_step_tokens": STEP_TOKENS, "offload": {"layers": offloaded}}
     engine = EngineConfig.model_validate({"model_dir": "planned", **settings})
-    card = Card(asked.gpu, int(gpu.memory_bytes), gpu.capability)
+    card = Card(asked.gpu.lower(), int(gpu.memory_bytes), gpu.capability)
     chosen = resolve_settings(engine, WorkerRole.DECODE, config, [card], drafts=False).engine
     return reckon(config, card, chosen, kept_weights(chosen, "cuda"))
 

@@ -13,7 +13,6 @@ from engine.settings.card import Card, smallest
 from engine.settings.fitting import check_fits
 from engine.settings.here import cards_for, resolve_on
 from mesh.config import overridden, validate
-from mesh.config_keys import did_you_mean
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 
@@ -29,13 +28,11 @@ def engine_of(model_dir: Path, gpus: int, aim: str, *, exact: bool, settings: Se
 def cards_of(name: str | None, gpus: int, engine: EngineConfig) -> Sequence[Card]:
     """`gpus` cards of the named kind, or those of this machine; none if that has none. Raises ConfigError."""
     # Imported here: a command loads what it composes only when it runs.
-    from capacity.cards import GPUS
+    from capacity.cards import find_gpu
 
     if name is not None:
-        known = GPUS.get(name)
-        if known is None:
-            raise ConfigError(f"--gpu {name}: unknown{did_you_mean(name, GPUS)}; known are {', '.join(GPUS)}")
-        return [Card(name, int(known.memory_bytes), known.capability)] * gpus
+        known = find_gpu(name)
+        return [Card(name.lower(), int(known.memory_bytes), known.capability)] * gpus
     found = cards_for(engine)
     if 0 < len(found) < gpus:
         raise ConfigError(f"--gpus {gpus}: there are {len(found)} here (--gpu NAME takes the figures of another card)")

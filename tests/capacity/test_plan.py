@@ -113,6 +113,10 @@ def test_a_slower_card_takes_longer_for_prompts_and_tokens() -> None:
     assert not slower.gpu.measured and measured.gpu.measured
 
 
+def test_a_card_may_be_named_in_capitals() -> None:
+    assert plan(R1, replace(EIGHT, gpu="H20")) == plan(R1, replace(EIGHT, gpu="h20"))
+
+
 def test_a_card_without_fp8_multiplies_in_bf16() -> None:
     ceilings = GPUS["a100"].ceilings
     assert ceilings.fp8_flops == ceilings.bf16_flops
