@@ -35,6 +35,8 @@ POOL_PART = 10
 # The lowest rate known to be too high is at most this many times the rate found.
 PRECISION = 1.5
 GOOD_SHARE = 0.95
+# A trial has no fewer: one late answer would decide.
+FEWEST_SESSIONS = 6
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ async def run(options: Options, host_blocks: int, seed: int, log: Path, model_di
             return
         tried: list[tuple[float, bool]] = []
         while (rate := next_rate(tried, options.rate, PRECISION)) is not None:
-            sessions = max(round(rate * options.seconds), 1)
+            sessions = max(round(rate * options.seconds), FEWEST_SESSIONS)
             trial = await _trial(mesh.gateway, options, rate, sessions, seed + 1000 * len(tried))
             tried.append((rate, trial.kept))
             yield trial
