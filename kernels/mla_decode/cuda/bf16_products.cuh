@@ -2,8 +2,7 @@
 
 #pragma once
 
-#include "../../cuda/cluster.cuh"
-#include "parts.cuh"
+#include "place.cuh"
 
 // Chunks of 64 channels. A query's last chunks are held in registers, which leaves shared memory for three quarters of a block
 // more.
@@ -94,12 +93,6 @@ struct Arguments {
   float scale_log2;
   // 1 if there are a few queries.
   int few;
-};
-
-struct Place {
-  Part part;
-  int query_index, first_head;
-  u32 rank;
 };
 
 // Each role calls this once it has read the first entries of the plan, which is older than the previous kernel.

@@ -7,14 +7,6 @@
 
 constexpr int PRODUCERS = 128, THREADS = VALUE_THREADS + SCORE_THREADS + PRODUCERS;
 
-template <int CTAS>
-__device__ __forceinline__ Place own_place(const Work& work) {
-  u32 rank = CTAS > 1 ? cluster_rank() : 0;
-  int tiles = (work.heads + HEADS - 1) / HEADS, clusters = tiles * work.query_tokens / CTAS, cluster = blockIdx.x / CTAS;
-  int tile = cluster % clusters * CTAS + rank;
-  return {work.part(cluster / clusters), tile / tiles, tile % tiles * HEADS, rank};
-}
-
 // Copies the chunks of a piece's query that stay in shared memory.
 __device__ __forceinline__ void fetch_query(Shared& shared, const Arguments& given, const Place& place, int index) {
   if (index >= place.part.end || threadIdx.x % 128) return;

@@ -2,8 +2,7 @@
 
 #pragma once
 
-#include "../../cuda/cluster.cuh"
-#include "parts.cuh"
+#include "place.cuh"
 
 constexpr int STAGES = 5;
 constexpr int TILE_BYTES = BLOCK * WIDTH, ROPE_OFFSET = BLOCK * LATENT, CHUNK_BYTES = BLOCK * 128;
@@ -11,13 +10,6 @@ constexpr int TILE_BYTES = BLOCK * WIDTH, ROPE_OFFSET = BLOCK * LATENT, CHUNK_BY
 constexpr int BOX_CHANNELS = 32, BOX_BYTES = HEADS * 64, QUERY_BOXES = WIDTH / BOX_CHANNELS;
 constexpr int VALUE_THREADS = 256, SCORE_THREADS = 128, PRODUCERS = 128;
 constexpr int THREADS = VALUE_THREADS + SCORE_THREADS + PRODUCERS;
-
-// What a CTA computes: the pieces of a part for 64 heads of one query.
-struct Place {
-  Part part;
-  int query_index, first_head;
-  u32 rank;
-};
 
 // A block, and likewise the query: four chunks of 64 rows of 128 bytes, and one of 64 rows of 64 bytes, swizzled. A block's
 // probabilities take the place of that last one, its rope keys, once these have been scored.

@@ -8,14 +8,6 @@
 // Registers of a thread, by role: 65,536 in all. A value thread needs 128 for its sums and 32 for those of the tensor cores.
 constexpr int VALUE_REGISTERS = 184, SCORE_REGISTERS = 112, PRODUCER_REGISTERS = 32;
 
-template <int CTAS>
-__device__ __forceinline__ Place own_place(const Work& work) {
-  u32 rank = CTAS > 1 ? cluster_rank() : 0;
-  int tiles = (work.heads + HEADS - 1) / HEADS, clusters = tiles * work.query_tokens / CTAS, cluster = blockIdx.x / CTAS;
-  int tile = cluster % clusters * CTAS + rank;
-  return {work.part(cluster / clusters), tile / tiles, tile % tiles * HEADS, rank};
-}
-
 // The scoring warpgroup: for every piece of the part, scores to probabilities, block by block.
 // GATHERED: threads of this CTA copy latents into shared memory, whose writes the tensor cores see only after a fence.
 template <int CTAS, bool GATHERED = false>
