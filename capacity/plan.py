@@ -91,6 +91,7 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     Raises ConfigError for an unknown GPU, for experts that cannot be divided evenly, or for a number of layers that
     cannot be offloaded.
     """
+    asked = replace(asked, gpu=asked.gpu.lower())
     gpu = find_gpu(asked.gpu)
     if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
         raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
@@ -201,7 +202,7 @@ def _memory(config: ModelConfig, asked: Asked, gpu: Gpu, offloaded: int) -> Rank
     if offloaded:
         settings |= {"max_step_tokens": STEP_TOKENS, "offload": {"layers": offloaded}}
     engine = EngineConfig.model_validate({"model_dir": "planned", **settings})
-    card = Card(asked.gpu.lower(), int(gpu.memory_bytes), gpu.capability)
+    card = Card(asked.gpu, int(gpu.memory_bytes), gpu.capability)
     chosen = resolve_settings(engine, WorkerRole.DECODE, config, [card], drafts=False).engine
     return reckon(config, card, chosen, kept_weights(chosen, "cuda"))
 
