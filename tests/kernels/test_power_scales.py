@@ -85,8 +85,8 @@ def attention_in_e4m3(device: torch.device) -> Callable[[bool], Quantized]:
 
 def sparse_attention(device: torch.device) -> Callable[[bool], Quantized]:
     inputs = attention_inputs(device)
-    ones = torch.ones(HEADS, 1, dtype=torch.bool, device=device)
-    selection = Selection(ones, torch.ones(HEADS, 2, dtype=torch.bool, device=device))
+    # All of the only block of keys.
+    selection = Selection(*(torch.ones(HEADS, 1, dtype=torch.bool, device=device) for _ in range(2)))
 
     def attend(powers: bool) -> Quantized:
         out = empty_quantized(TOKENS, HEADS * VALUE, device=device, powers=powers)
