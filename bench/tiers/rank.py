@@ -18,17 +18,24 @@ from mesh.domain.targets import StoreTarget
 from mesh.errors import EngineFailed
 from transfer.agent import TransferAgent
 
+# How long page-locking may take.
+LOCKING_SECONDS = 60.0
+_LOOK_SECONDS = 0.01
+
 
 class TierBackend(ModelBackend):
     """A backend for several engines, one after another: they share its host memory, which takes long to page-lock."""
 
     def __init__(self, config: EngineConfig, model: Model) -> None:
-        """Raises EngineFailed if there is no host memory for the blocks that `config` asks for."""
+        """Waits until the host memory is page-locked. Raises EngineFailed if there is none for the blocks that `config`
+        asks for.
+        """
         super().__init__(resolve(config, Hardware(torch.cuda.device_count(), 1 << 40)), model)
         self.config = config
         self._kept = super().host_slots()
         if self._kept is None:
             raise EngineFailed("host memory has no room for the blocks: lower the longest prefix")
+        _await_blocks(self._kept, config.host_blocks)
         self._lends = False
 
     def host_slots(self) -> HostSlots | None:
@@ -38,6 +45,18 @@ class TierBackend(ModelBackend):
         """An engine that knows no prefix. host: whether it keeps evicted blocks in host memory."""
         self._lends = host
         return Engine(self.config, self, time.monotonic, agent)
+
+
+def _await_blocks(slots: HostSlots, count: int | str) -> None:
+    """Return once there are as many: memory is page-locked in another thread."""
+    assert isinstance(count, int)
+    deadline = time.monotonic() + LOCKING_SECONDS
+    while slots.count < count:
+        if time.monotonic() > deadline:
+            raise EngineFailed(
+                f"{slots.count} of {count} blocks of host memory were page-locked: lower the longest prefix"
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def submit(key: int, prompt: Sequence[int], max_tokens: int = 1, fetch: StoreTarget | None = None) -> Submit:

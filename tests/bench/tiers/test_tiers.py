@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.tiers import rank
 from bench.tiers.decode_steps import DecodeLoad, measure_steps, steps_table
 from bench.tiers.first_tokens import HOST, POOL, RECOMPUTED, FirstTokens, PrefixBench, first_tokens_table
 from bench.tiers.rank import TierBackend
 from engine.config import EngineConfig, Hardware, resolve
+from engine.moves.host_slots import PlainSlots
 from engine.weights.loading import make_model
+from mesh.errors import EngineFailed
 from tests.support.checkpoints import tiny_checkpoint
 
 
@@ -40,6 +43,13 @@ def test_only_an_engine_with_host_memory_moves_blocks(tmp_path: Path) -> None:
         ("prefixes are found", True, True),
         ("KV lands", True, True),
     ]
+
+
+def test_memory_that_is_not_locked_in_time_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "LOCKING_SECONDS", 0.0)
+    monkeypatch.setattr(PlainSlots, "count", property(lambda slots: 3, lambda slots, count: None), raising=False)
+    with pytest.raises(EngineFailed, match="3 of 16 blocks"):
+        backend_of(tmp_path, total_blocks=16, host_blocks=16)
 
 
 def test_moving_is_what_the_pool_would_have_saved() -> None:
