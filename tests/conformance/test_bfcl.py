@@ -1,6 +1,6 @@
 """The Berkeley function-calling leaderboard's simple and parallel questions, by its own handlers: `make check-bfcl`.
 
-The shipped model calls no right tool but by chance, so there is no score: every question must be answered, in chats
+The shipped model knows other questions than these, so there is no score: every question must be answered, in chats
 where the model may call tools, and as responses where it has to. Then what ended is calls of the tools that were
 offered, with arguments that the suite reads. BFCL_ENTRIES=n asks the first n questions of each category alone.
 """
