@@ -60,7 +60,7 @@ def submits(tokens: int = 40, **settings: Any) -> list[Submit]:
 def run(engine: Engine, requests: list[Submit]) -> dict[int, list[int]]:
     for request in requests:
         engine.submit(request)
-    tokens = Transcript().run(engine).token_ids
+    tokens = Transcript().run_with_reads(engine).token_ids
     assert_at_rest(engine)
     return tokens
 

@@ -196,6 +196,15 @@ class Transcript:
             self.record(engine.step())
         return self
 
+    def run_with_reads(self, engine: Engine) -> "Transcript":
+        """Step until there is no work, and nothing is read from host memory: a GPU's copies end after the step that
+        began them, and only polls notice.
+        """
+        while engine.has_work() or engine.transfers.open_reads:
+            self.record(engine.step())
+            engine.poll_transfers()
+        return self
+
     def _record_output(self, output: Output) -> None:
         key = output.key
         assert key not in self.ends, "an output after the last"

@@ -8,10 +8,13 @@ import torch
 
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
+from engine.moves.host_slots import HostSlots
 from engine.runner.backend import ModelBackend
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import Transcript, assert_at_rest, submit_of
+from tests.support.waiting import wait_until
 
+HOST_BLOCKS = 32
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FORMS: list[dict[str, Any]] = [
     # In float32 rounding decides nothing: steps of other shapes draw the same tokens.
@@ -27,10 +30,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
+class LockedBackend(ModelBackend):
+    """A backend whose host memory is page-locked before anything is served: a GPU's grows while it serves."""
+
+    def host_slots(self) -> HostSlots | None:
+        slots = super().host_slots()
+        wait_until(lambda: slots is None or slots.count == HOST_BLOCKS)
+        return slots
+
+
 def served(checkpoint: Path, **settings: Any) -> tuple[Engine, list[Transcript]]:
     """Three sessions of three turns each, in turn."""
     config = EngineConfig(model_dir=checkpoint, max_step_tokens=128, max_requests=8, warm_up="off", **settings)
-    backend = ModelBackend(resolve(config, Hardware(torch.cuda.device_count(), 1 << 30)))
+    backend = LockedBackend(resolve(config, Hardware(torch.cuda.device_count(), 1 << 30)))
     engine = Engine(config, backend, lambda: 0.0)
     said = [random_prompt(150 + 30 * session, seed=session) for session in range(3)]
     turns = []
@@ -38,11 +50,7 @@ def served(checkpoint: Path, **settings: Any) -> tuple[Engine, list[Transcript]]
         for session in range(3):
             key = 3 * turn + session
             engine.submit(submit_of(key, said[session], 10, ignore_eos=True))
-            transcript = Transcript()
-            # A GPU's copies end after the step that began them, and only polls notice.
-            while engine.has_work() or engine.transfers.open_reads:
-                transcript.record(engine.step())
-                engine.poll_transfers()
+            transcript = Transcript().run_with_reads(engine)
             turns.append(transcript)
             said[session] += transcript.token_ids[key] + random_prompt(60, seed=key)
     assert_at_rest(engine)
@@ -52,8 +60,8 @@ def served(checkpoint: Path, **settings: Any) -> tuple[Engine, list[Transcript]]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_tokens_are_those_of_a_pool_that_evicts_nothing(checkpoint: Path, form: dict[str, Any], device: str) -> None:
-    _, expected = served(checkpoint, total_blocks=64, device=device, **form)
-    engine, found = served(checkpoint, total_blocks=7, host_blocks=32, device=device, **form)
+    _, expected = served(checkpoint, total_blocks=64, host_blocks=0, device=device, **form)
+    engine, found = served(checkpoint, total_blocks=7, host_blocks=HOST_BLOCKS, device=device, **form)
     assert [turn.token_ids for turn in found] == [turn.token_ids for turn in expected]
     # All that was said is found again, in one memory or the other.
     assert [turn.cached_tokens for turn in found] == [turn.cached_tokens for turn in expected]
