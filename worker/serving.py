@@ -42,7 +42,7 @@ async def serve_worker(
     """Run a loaded worker until a signal, a change of its role, or the loss of another host of the worker. Returns the
     program that replaces it, if any.
 
-    Raises EngineFailed if one of its ranks dies first.
+    Raises EngineFailed if one of its ranks dies first, and what ended its reports to a scheduler.
     """
     identity = worker.host.identity
     links = _status_links(worker.host, config, channels)
@@ -52,8 +52,9 @@ async def serve_worker(
     changing = asyncio.create_task(change.wanted.wait())
     await server.ready()
     log.info("worker ready", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
-    await asyncio.wait({running, signalled, changing}, return_when=asyncio.FIRST_COMPLETED)
-    changes = changing.done() and not (running.done() or signalled.done())
+    await asyncio.wait({running, signalled, changing, *reporting}, return_when=asyncio.FIRST_COMPLETED)
+    silent = [task for task in reporting if task.done()]
+    changes = changing.done() and not (running.done() or signalled.done() or silent)
     what = "worker changes its role" if changes else "worker stops"
     log.info(what, extra={"fields": {"live_requests": worker.live_requests}})
     await server.drain()
@@ -81,6 +82,9 @@ async def serve_worker(
             following = program_again(config, identity.role, kept, server, drained_at)
     running.cancel()
     changing.cancel()
+    for task in silent:
+        # Schedulers would take a worker that does not report for one that is gone: raises what ended the reports.
+        task.result()
     return following
 
 

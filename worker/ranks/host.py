@@ -17,6 +17,7 @@ from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNew
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
 from mesh import metrics
+from mesh.background import background
 from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed, WorkerDraining
@@ -164,15 +165,18 @@ class RankHost:
         await self.ranks.close()
 
     async def run(self, user: RankUser) -> EngineFailed:
-        """Return why, once a rank has died. From then on the worker takes nothing new."""
-        tasks = [asyncio.create_task(stores.run()) for stores in self.stores]
-        tasks.append(asyncio.create_task(self._tick(user)))
+        """Return why, once a rank has died, or something else that the worker does all the time has failed. From then
+        on it takes nothing new.
+        """
         try:
-            return await self.ranks.run(partial(self._on_message, user))
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._stop_taking()
+            async with background(*(stores.run() for stores in self.stores), self._tick(user)):
+                try:
+                    return await self.ranks.run(partial(self._on_message, user))
+                finally:
+                    self._stop_taking()
+        except Exception as error:  # noqa: BLE001
+            _log.exception("the worker failed")
+            return EngineFailed(f"the worker failed: {type(error).__name__}: {error}")
 
     def _stop_taking(self) -> None:
         self.draining = True

@@ -243,6 +243,16 @@ async def test_any_rank_with_a_step_tells_experts_balance() -> None:
     await task
 
 
+async def test_a_failure_of_what_runs_all_the_time_ends_the_worker() -> None:
+    class FailingUser(RecordingUser):
+        def on_tick(self) -> None:
+            raise ValueError("a tick too many")
+
+    host = RankHost(worker_identity(), RankGroup([FakeRankClient()]), lambda rank, user: FakeStores())  # type: ignore[list-item]
+    error = await host.run(FailingUser())
+    assert str(error) == "the worker failed: ValueError: a tick too many" and host.draining
+
+
 async def test_the_end_of_an_offer_goes_to_the_stores() -> None:
     async with hosted() as it:
         others: list[TransferNews] = [PushEnded(OTHER, 1, "tcp"), LandingOpened(1, make_ticket(64), 0)]
