@@ -76,7 +76,7 @@ class ApiKeyConfig(Config):
     """The secret that clients send, as "Authorization: Bearer KEY". Where others may read the configuration, give
     key_sha256 instead.
     """
-    key_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    key_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$", examples=[64 * "0"])
     """The key's SHA-256 in hexadecimal, as sha256sum prints it. A key must be random: openssl rand -hex 32."""
     cache_salt: str | None = None
     """Keys with the same salt share cached prefixes; by default a key shares them with no other."""

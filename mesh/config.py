@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_serializer, model_validator
 from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from mesh.addresses import Host, OwnAddress, is_ipv6, is_loopback
@@ -69,7 +70,7 @@ class ObserveConfig(Config):
     """Log every generation at its end: tenant, API, model, outcome, lengths and times, but no content."""
     trace_file: Path | None = None
     """File for Chrome trace events of every span (Perfetto opens it); "%p" in its name becomes the process id."""
-    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$", examples=["http://127.0.0.1:4317"])
     """OpenTelemetry collector that gets the spans of requests, by OTLP over gRPC: "http://127.0.0.1:4317"; it needs
     the extra `deepmesh[otlp]`.
     """
@@ -220,19 +221,31 @@ def _in_words(model: type[BaseModel], error: ErrorDetails) -> str:
         return f"{known_key.path}: expected {known_key.kind}"
     if known_key is not None and kind == "missing":
         return f"missing key {key}: expected {known_key.kind}"
+    if kind == "string_pattern_mismatch" and (examples := _field_at(model, location).examples):
+        return f"{key}: expected text such as {examples[0]}"
     if kind != "extra_forbidden":
         # The messages of our own validators name the keys that conflict.
         message = message.removeprefix("Value error, ")
         return f"{key}: {message}" if key else message
     known = [each.path for each in keys_of(model)]
     *parents, _ = location
-    for parent in parents:
-        # A number is an index into a list of models.
-        if isinstance(parent, str):
-            model = model_in(model.model_fields[parent].annotation) or model
+    model = _model_at(model, parents)
     where = f"of {'.'.join(map(str, parents))} " if parents else ""
     meant = did_you_mean(key, known)
     return f"unknown key {key}{meant}: the keys {where}are {', '.join(sorted(model.model_fields))}"
+
+
+def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel]:
+    for part in location:
+        # A number is an index into a list of models.
+        if isinstance(part, str):
+            model = model_in(model.model_fields[part].annotation) or model
+    return model
+
+
+def _field_at(model: type[BaseModel], location: Sequence[str | int]) -> FieldInfo:
+    *parents, name = location
+    return _model_at(model, parents).model_fields[str(name)]
 
 
 def _length(is_text: bool, bounds: Mapping[str, Any]) -> str:

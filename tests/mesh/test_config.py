@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field, SecretStr, ValidationError
 
 from gateway.config import GatewayConfig
-from mesh.config import Config, ServerConfig, ServiceConfig, load, overridden
+from mesh.config import Config, ObserveConfig, ServerConfig, ServiceConfig, load, overridden
 from mesh.errors import ConfigError
 from scheduler.config import SchedulerConfig
 
@@ -77,6 +77,12 @@ def test_an_error_about_length_names_the_unit_without_the_value(override: str, m
     with pytest.raises(ConfigError) as caught:
         load(Login, None, [override])
     assert caught.value.message == f"configuration: {message}"
+
+
+def test_text_of_another_form_is_answered_by_an_example() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(ObserveConfig, None, ["otlp_endpoint=nonsense"])
+    assert caught.value.message == "configuration: otlp_endpoint: expected text such as http://127.0.0.1:4317"
 
 
 def test_an_override_can_unset_a_value(tmp_path: Path) -> None:

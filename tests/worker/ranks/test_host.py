@@ -243,7 +243,7 @@ async def test_any_rank_with_a_step_tells_experts_balance() -> None:
     await task
 
 
-async def test_a_failure_of_what_runs_all_the_time_ends_the_worker() -> None:
+async def test_a_tick_that_fails_ends_the_worker() -> None:
     class FailingUser(RecordingUser):
         def on_tick(self) -> None:
             raise ValueError("a tick too many")
