@@ -19,8 +19,10 @@ FILES = ("*.json", "*.jinja", "tiktoken.model", "*.safetensors")
 
 def find_model(name: str, *, weights: bool = True) -> Path:
     """The folder of the model; without `weights` that of its description. Raises CheckpointError if an id has none and
-    none can be downloaded. What cannot be an id is a folder, which need not exist.
+    none can be downloaded, or if the name is empty. What cannot be an id is a folder, which need not exist.
     """
+    if not name:
+        raise CheckpointError("the model's name is empty: give a folder, or ORGANISATION/NAME of the Hub")
     folder = Path(name)
     if folder.exists() or not _ID.fullmatch(name):
         return folder

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.composition import compose
-from launcher.hub import served_name
+from launcher.hub import find_model, served_name
 from launcher.plan import MeshPlan
+from mesh.errors import CheckpointError
 from tests.support.hub_server import hub_server
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,11 @@ def test_a_cache_that_lacks_weights_is_completed(published: Path, tmp_path: Path
 def test_a_missing_model_is_told_in_a_sentence(environment: dict[str, str], complaint: str, tmp_path: Path) -> None:
     done = find(MODEL, tmp_path, **environment)
     assert done.returncode and complaint in done.stderr.splitlines()[-1]
+
+
+def test_an_empty_name_is_no_folder() -> None:
+    with pytest.raises(CheckpointError, match="name is empty: give a folder"):
+        find_model("")
 
 
 def test_an_id_that_the_hub_does_not_know_is_said(published: Path, tmp_path: Path) -> None:
