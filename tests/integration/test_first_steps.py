@@ -49,15 +49,15 @@ async def test_the_programs_of_the_clients_page_answer(tmp_path: Path) -> None:
         install = ("install", "--quiet", "--constraint", ROOT / "constraints.txt", "openai", ROOT / "protos")
         run(python, "-m", "pip", *install, cwd=tmp_path)
     async with process_mesh(shipped_model()) as mesh:
-        for name, program, theirs, ours in (
-            ("openai's client", over_http, "http://127.0.0.1:8000", mesh.http_url),
-            ("the stubs", over_grpc, "127.0.0.1:8001", mesh.grpc_endpoint),
+        for name, program, theirs, ours, last in (
+            ("openai's client", over_http, "http://127.0.0.1:8000", mesh.http_url, 'get_weather {"city": "Paris"}'),
+            ("the stubs", over_grpc, "127.0.0.1:8001", mesh.grpc_endpoint, ""),
         ):
             assert theirs in program
             with timed(f"a whole answer with {name}"):
                 answer = await asyncio.to_thread(run, python, "-c", program.replace(theirs, ours), cwd=tmp_path)
             # The model restates the question while it thinks.
-            assert "358" in answer
+            assert "358" in answer and answer.rstrip().endswith(last)
 
 
 def test_a_clone_answers_after_make_demo_and_up(tmp_path: Path) -> None:
