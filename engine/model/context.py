@@ -145,3 +145,8 @@ class ForwardContext:
     def in_latents(self) -> list[AbsorbedRows | IndexedRows]:
         """The rows that attend in the absorbed form."""
         return [*self.absorbed, *self.indexed]
+
+    def only_in_latents(self) -> AbsorbedRows | IndexedRows | None:
+        """The rows of all tokens, if they attend together in the absorbed form and nothing pads the step."""
+        rows, others = self.in_latents(), self.expanded or self.masked or self.sparse or self.padding
+        return rows[0] if len(rows) == 1 and not others else None

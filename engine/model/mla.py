@@ -132,9 +132,11 @@ class Attention:
 
     def _attended_at_once(self, projected: torch.Tensor, context: ForwardContext) -> Attended | None:
         """Writes the latents and attends, if one kernel does all between the first product and attention."""
-        direct = self._query is None and self._indexer is None and context.cut is None
-        others = context.expanded or context.sparse or context.indexed or context.padding or context.shared_latents
-        if not direct or others or len(context.absorbed) != 1:
+        direct = self._query is None and self._indexer is None
+        rows = context.only_in_latents()
+        if not direct or context.cut is not None or context.shared_latents is not None:
+            return None
+        if not isinstance(rows, AbsorbedRows):
             return None
         pool = context.kv_pool[self.index]
         query = write_and_absorb(
@@ -147,7 +149,7 @@ class Attention:
             pool,
             context.kv_scale,
         )
-        return None if query is None else self._decoded(context.absorbed[0], query, pool, context)
+        return None if query is None else self._decoded(rows, query, pool, context)
 
     def _expanded_values(self, attended: Attended) -> Activations:
         """All heads' values in one row, in the form that the output's product reads."""
@@ -194,10 +196,9 @@ class Attention:
             parts = self._parts(context.expanded, context.masked, context.sparse, inputs, pool, context)
             in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
-        forms = context.in_latents()
-        others = context.expanded or context.masked or context.sparse or context.padding
-        if out is None and len(forms) == 1 and not others:
-            return self._expanded_values(self._attended(forms[0], inputs, pool, context))
+        rows = context.only_in_latents()
+        if out is None and rows is not None:
+            return self._expanded_values(self._attended(rows, inputs, pool, context))
         out = out or self._empty_quantized(query)
         for row in context.expanded:
             self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
