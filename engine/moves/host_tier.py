@@ -36,9 +36,8 @@ class HostTier:
 
     @property
     def status(self) -> HostTierStatus:
-        self.blocks.total = self._slots.count
         return HostTierStatus(
-            self.blocks.total, len(self.blocks), self._written, self._read, self._bytes_per_second.value
+            self._slots.count, len(self.blocks), self._written, self._read, self._bytes_per_second.value
         )
 
     def keep(self, evicted: Sequence[Evicted]) -> None:
