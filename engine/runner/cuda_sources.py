@@ -11,6 +11,7 @@ import torch
 
 from engine.config import ResolvedEngineConfig
 from engine.model.config import ModelConfig
+from engine.model.masked_rows import masked_until
 from engine.model.quantization import WEIGHT_GROUP, Stored
 from kernels import __file__ as package
 from kernels.act_quant.quantized import cuda_macros
@@ -82,7 +83,7 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
         yield f"mla_decode/{kind}_decode"
     else:
         yield from (f"mla_selected/{kind}_selected", "index_keys/rows", "index_scores/scores", "top_tokens/choice")
-        if resolved.prompt_attention_dtype != ONE_BYTE:
+        if resolved.prompt_attention_dtype != ONE_BYTE and masked_until(model, on_gpu=True):
             yield from ("mla_prefill/mask_words", "mla_prefill/masked_prefill")
     widths = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
     if widths in PROMPTS:
