@@ -138,8 +138,6 @@ GLM_FLASH: Mapping[str, Any] = MappingProxyType(
         "eos_token_id": [154820, 154827, 154829],
     }
 )
-# "r1-ep8-rank" stands for one of 8 ranks. Such a rank has an eighth of the tokens, and its experts get an eighth of all
-# choices. They get as many if the rank's own tokens choose among its own experts alone.
 NARROW: Mapping[str, Any] = MappingProxyType(
     {
         "vocab_size": 1024,
@@ -156,6 +154,8 @@ NARROW: Mapping[str, Any] = MappingProxyType(
         "topk_group": 1,
     }
 )
+# "r1-ep8-rank" stands for one of 8 ranks. Such a rank has an eighth of the tokens, and its experts get an eighth of all
+# choices. They get as many if the rank's own tokens choose among its own experts alone.
 SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "r1-ep8-rank": dict(DEEPSEEK_R1) | {"n_routed_experts": 32, "n_group": 1, "topk_group": 1},
