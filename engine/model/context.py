@@ -49,6 +49,9 @@ class DeviceState:
     index_pool: torch.Tensor | None = None
     # How many tokens its indexers select.
     top_k: int = 0
+    # The position of the first token that attends to latents, if it selects: those before attend to expanded keys, with
+    # a mask. 0 if none do.
+    masked_until: int = 0
     # [modules but the last, blocks and two more, hidden]: by block, the hidden state of a module for the last token of
     # the block that it has computed, which the next module reads. The last two entries are the padding block's, and
     # zeros for a row's first token. None if there is one module.

@@ -14,7 +14,7 @@ from engine.model.context import AbsorbedRows, DeviceState, ForwardContext
 from engine.model.decode_inputs import DecodeRows, pack_decode_rows, unpack_decode_rows
 from engine.model.expanded_attention import ExpandedRows
 from engine.model.indexed_rows import IndexedRows, cut_queries, indexed_rows
-from engine.model.masked_rows import MaskedRows, masked_is_cheaper, masked_until
+from engine.model.masked_rows import MaskedRows, masked_is_cheaper
 from engine.model.sparse_attention import MOST_SAMPLES, SparseMeter, SparseRow
 from kernels.host_copy import to_device
 from kernels.mla_decode import DecodePlan, plan_decode
@@ -210,13 +210,14 @@ def _attention_of_prompts(
             expanded.append(_expand_fresh(fresh, state))
             fresh.clear()
 
-    for row, first, stop in _cut_where_sparse(config, rows, stops, state):
+    for row, first, stop in _cut_where_sparse(rows, stops, state):
         if state.index_pool is not None and row.start >= state.top_k:
             flush()
             parts = tuple(_index_prompt(row, first, stop, state))
-            short = row.end <= _masked_until(config, state)
+            short = row.end <= state.masked_until
             if short and masked_is_cheaper(config, queries=stop - first, context=row.end):
-                masked.append(MaskedRows(_expand_behind_prefix(row, first, stop, state), parts))
+                # There are no products with masks in e4m3.
+                masked.append(MaskedRows(_expand_behind_prefix(row, first, stop, state, quantized=False), parts))
             else:
                 forms += parts
             continue
@@ -231,20 +232,18 @@ def _attention_of_prompts(
         elif row.sparse is not None and state.sparse_meter is not None:
             sparse.append(_attend_sparsely(config, row, row.sparse.recall, first, stop, state, state.sparse_meter))
         else:
-            expanded.append(_expand_behind_prefix(row, first, stop, state))
+            expanded.append(_expand_behind_prefix(row, first, stop, state, quantized=state.quantized_prompts))
     flush()
     return forms, expanded, masked, sparse
 
 
-def _cut_where_sparse(
-    config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
-) -> Iterator[tuple[Row, int, int]]:
+def _cut_where_sparse(rows: Sequence[Row], stops: Sequence[int], state: DeviceState) -> Iterator[tuple[Row, int, int]]:
     """The rows and their spans of tokens, cut where attention begins to be sparse, or to be to what indexers select:
     the part before is an exact row. What indexers select is cut where masks are no longer cheaper.
     """
     for row, first in zip(rows, stops, strict=False):
         exact = _exact_until(row, state)
-        bounds = (row.start, exact, max(exact, _masked_until(config, state)), row.end)
+        bounds = (row.start, exact, max(exact, state.masked_until), row.end)
         for start, end in pairwise(min(max(bound, row.start), row.end) for bound in bounds):
             if start < end:
                 part = _part_of_row(row, start, end, exact=end <= exact)
@@ -264,14 +263,6 @@ def _exact_until(row: Row, state: DeviceState) -> int:
     if state.index_pool is not None:
         return state.top_k
     return row.end if row.sparse is None or state.sparse_meter is None else row.sparse.from_tokens
-
-
-def _masked_until(config: ModelConfig, state: DeviceState) -> int:
-    """The position of the first token that attends to latents, if it selects. Masks are for products in the model's
-    dtype.
-    """
-    none = config.indexer is None or state.quantized_prompts
-    return 0 if none else masked_until(config, on_gpu=state.device.type == "cuda")
 
 
 def _attend_sparsely(
@@ -312,7 +303,7 @@ def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> Expan
     return ExpandedRows(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, expanded=EXPANDED_TOKENS)
 
 
-def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState) -> ExpandedRows:
-    plan = plan_prefill([stop - first], [row.end], state.device, quantized=state.quantized_prompts)
+def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState, *, quantized: bool) -> ExpandedRows:
+    plan = plan_prefill([stop - first], [row.end], state.device, quantized=quantized)
     known = to_device(slots_between(row, 0, row.end), state.device)
     return ExpandedRows(first, stop, plan, known, EXPANDED_TOKENS)

@@ -10,9 +10,7 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.expanded_attention import ExpandedRows
 from engine.model.indexed_rows import IndexedRows
-
-# Whether prompts on a GPU attend so. Off until it has been timed on one: `kernels/mla_prefill/notes.md`.
-ON_GPUS = False
+from kernels.mla_prefill import takes_masks
 
 
 @dataclass(slots=True)
@@ -30,12 +28,12 @@ class MaskedRows:
         return self.row.first
 
 
-def masked_until(config: ModelConfig, *, on_gpu: bool) -> int:
+def masked_until(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
     """The position from which on a query's attention to selected latents takes fewer multiplications than to all
-    expanded keys; 0 if nothing attends to these with a mask.
+    expanded keys; 0 if nothing attends to these with a mask. dtype: of hidden states.
     """
-    assert config.indexer is not None
-    if on_gpu and not ON_GPUS:
+    widths = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+    if config.indexer is None or not takes_masks(*widths, dtype, device):
         return 0
     absorbed = (config.latent_dim + config.kv_lora_rank) * config.indexer.top_k
     return absorbed // (config.qk_head_dim + config.v_head_dim)

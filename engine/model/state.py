@@ -8,6 +8,7 @@ import torch
 
 from engine.model.config import ModelConfig
 from engine.model.context import DeviceState
+from engine.model.masked_rows import masked_until
 from engine.model.model import model_rotations
 from engine.model.sparse_attention import SparseMeter
 from kernels.decode_rows import NO_TOKEN
@@ -60,6 +61,7 @@ def make_state(
         workspace=make_workspace(device),
         index_pool=index_pool[0] if index_pool else None,
         top_k=config.indexer.top_k if config.indexer is not None else 0,
+        masked_until=masked_until(config, dtype, device),
         draft_states=draft_states,
         pinned=PinnedAcceptance(pinned, drafts, rows, device) if pinned else None,
         sparse_meter=SparseMeter() if sparse else None,

@@ -11,11 +11,11 @@ import torch
 
 from engine.config import ResolvedEngineConfig
 from engine.model.config import ModelConfig
-from engine.model.masked_rows import masked_until
 from engine.model.quantization import WEIGHT_GROUP, Stored
 from kernels import __file__ as package
 from kernels.act_quant.quantized import cuda_macros
 from kernels.hopper import is_hopper
+from kernels.mla_prefill.sources import MASKED, SOURCES
 
 ALWAYS = (
     "linear/few_tokens",
@@ -40,12 +40,6 @@ QUANTIZING = (
     "sparse_prefill/bf16_sparse_prefill",
     "swiglu/bf16",
 )
-# By the widths of a head: its own channels of the keys, those that all heads share, and its values.
-PROMPTS = {
-    (128, 64, 128): "mla_prefill/bf16_prefill",
-    (128, 64, 192): "mla_prefill/bf16_prefill_192",
-    (192, 64, 256): "mla_prefill/bf16_prefill_256",
-}
 ONE_BYTE = "float8_e4m3fn"
 
 
@@ -83,11 +77,11 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
         yield f"mla_decode/{kind}_decode"
     else:
         yield from (f"mla_selected/{kind}_selected", "index_keys/rows", "index_scores/scores", "top_tokens/choice")
-        if resolved.prompt_attention_dtype != ONE_BYTE and masked_until(model, on_gpu=True):
-            yield from ("mla_prefill/mask_words", "mla_prefill/masked_prefill")
     widths = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
-    if widths in PROMPTS:
-        yield PROMPTS[widths]
+    if widths in SOURCES:
+        yield f"mla_prefill/{SOURCES[widths].path.stem}"
+    if model.indexer is not None and widths in MASKED:
+        yield from ("mla_prefill/mask_words", f"mla_prefill/{MASKED[widths].path.stem}")
     if resolved.prompt_attention_dtype == ONE_BYTE:
         yield from ("mla_prefill/fp8_prefill", "mla_prefill/fp8_quantize")
     if resolved.config.sparse_prefill.offered is not None:

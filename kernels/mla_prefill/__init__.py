@@ -5,9 +5,11 @@ from collections.abc import Callable
 import torch
 
 from kernels.act_quant import QuantizedRows, quantize_into
+from kernels.hopper import is_hopper
 from kernels.mla_prefill import fp8_reference, reference
 from kernels.mla_prefill.mask import empty_mask, seen_keys, write_mask
 from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
+from kernels.mla_prefill.sources import MASKED
 
 __all__ = [
     "PrefillPlan",
@@ -15,6 +17,7 @@ __all__ = [
     "empty_mask",
     "mla_prefill",
     "plan_prefill",
+    "takes_masks",
     "write_mask",
 ]
 
@@ -45,9 +48,9 @@ def mla_prefill(
     are multiplied in e4m3: `fp8_reference` defines how they are rounded. mask: of one prompt, if each query attends
     only to some of the keys that it sees, and at least to one: see `kernels.mla_prefill.mask`.
 
-    On a Hopper GPU this runs our CUDA kernels in bf16, for the widths of `bf16.SOURCES`, and in e4m3, or with a mask in
-    bf16, for DeepSeek-V3's. All else on a GPU runs our Triton kernel, or, if the plan quantizes or there is a mask, the
-    definition, which is slow.
+    On a Hopper GPU this runs our CUDA kernels in bf16, for the widths of `sources.SOURCES`, and in e4m3, or with a mask
+    in bf16, for DeepSeek-V3's. All else on a GPU runs our Triton kernel, or, if the plan quantizes or there is a mask,
+    the definition, which is slow.
     """
     _check(query, own, shared, value, plan, mask)
     assert out.shape == (*query.shape[:2], value.shape[2]) and out.dtype == query.dtype
@@ -90,6 +93,15 @@ def attend_and_quantize(
     values = query.new_empty(queries, heads, width)
     mla_prefill(query, own, shared, value, plan, values, scale=scale, mask=mask)
     quantize_into(values.flatten(1), out)
+
+
+def takes_masks(own: int, shared: int, value: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether attention of heads of these widths is about as fast with a mask as without: on a GPU, if our Hopper
+    kernel computes it.
+    """
+    if device.type != "cuda":
+        return True
+    return (own, shared, value) in MASKED and dtype == torch.bfloat16 and is_hopper(device)
 
 
 def _implementation(

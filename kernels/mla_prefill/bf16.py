@@ -1,22 +1,14 @@
 """Our attention over prompts of bf16 on Hopper: `cuda/bf16_prefill.cu`, for some widths of heads."""
 
-from pathlib import Path
-
 import torch
 
 from kernels.act_quant.quantized import QuantizedRows, cuda_macros
 from kernels.mla_prefill.hopper_inputs import THREADS, Results, blocks_of_launch, can_copy, prepare_inputs
 from kernels.mla_prefill.plan import PrefillPlan
+from kernels.mla_prefill.sources import CUDA, SOURCES
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 
-CUDA = Path(__file__).parent / "cuda"
-# By a head's own channels of the keys, those that all heads share, and its values: the source, and the keys of a step.
-SOURCES = {
-    (128, 64, 128): (CUDA / "bf16_prefill.cu", 128),
-    (128, 64, 192): (CUDA / "bf16_prefill_192.cu", 64),
-    (192, 64, 256): (CUDA / "bf16_prefill_256.cu", 64),
-}
 # All sources include the first one, and have its arguments.
 Arguments = structure(CUDA / "bf16_prefill.cu", "Arguments")
 

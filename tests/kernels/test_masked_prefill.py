@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from kernels import mla_prefill as mla_prefill_package
 from kernels.act_quant import dequantize, empty_quantized
-from kernels.mla_prefill import attend_and_quantize, empty_mask, mla_prefill, plan_prefill, write_mask
+from kernels.mla_prefill import attend_and_quantize, empty_mask, mla_prefill, plan_prefill, takes_masks, write_mask
 from kernels.mla_prefill.mask import seen_keys
 from kernels.top_tokens import NO_TOKEN
 from tests.support.chosen_keys import choose_keys
@@ -81,6 +82,16 @@ def test_queries_attend_to_their_chosen_keys(queries: int, keys: int, count: int
 def test_a_mask_of_all_keys_changes_nothing(device: torch.device) -> None:
     case = Case(150, 400, 400, 4, device)
     assert relative_error(case.attend(), case.attend(masked=False)) < 2e-3
+
+
+def test_gpus_take_masks_where_our_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mla_prefill_package, "is_hopper", lambda _: True)
+    hopper = torch.device("cuda")
+    assert takes_masks(128, 64, 128, torch.bfloat16, hopper)
+    assert not takes_masks(192, 64, 256, torch.bfloat16, hopper)
+    assert not takes_masks(128, 64, 128, torch.float32, hopper)
+    monkeypatch.setattr(mla_prefill_package, "is_hopper", lambda _: False)
+    assert not takes_masks(128, 64, 128, torch.bfloat16, hopper)
 
 
 @on_hopper

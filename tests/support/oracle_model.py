@@ -62,6 +62,7 @@ def our_logits(
         positions=len(token_ids),
         rows=1,
         kv_dtype=kv_dtype or dtype,
+        dtype=dtype,
         index_dtype=index_dtype,
     )
     logits, start = [], 0

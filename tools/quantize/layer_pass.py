@@ -111,6 +111,7 @@ class LayerPass:
         state = make_state(
             replace(self._config, num_hidden_layers=1), self._source.device, blocks=blocks,
             positions=max(map(len, sequences)), rows=1, kv_dtype=self._allocate.dtype,
+            dtype=self._allocate.dtype,
         )  # fmt: skip
         stops = [0, *accumulate(map(len, sequences))]
         first_block, rows, start = 0, [], 0

@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model import indexed_rows, inputs
+from engine.batch import Row
+from engine.model import indexed_rows, inputs, state
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.masked_rows import masked_is_cheaper, masked_until
 from engine.model.quantization import KeptWeights
-from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
 from tests.support.family import FAMILY
 from tests.support.oracle_model import load_oracle_of_family, oracle_logits, our_logits, relative_error
-from tools.make_checkpoint import make_checkpoint
+from tools.make_checkpoint import checkpoint_config, make_checkpoint
 
 BLOCKS = [5, 2, 9]
 V32 = FAMILY["deepseek-v3.2"]
@@ -33,7 +34,7 @@ PUBLISHED_HEADS = {
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks for all tokens up to position 100 that select, whatever they cost; tiny prompts are cheaper without."""
-    monkeypatch.setattr(inputs, "masked_until", lambda *_, **__: 100)
+    monkeypatch.setattr(state, "masked_until", lambda *_: 100)
     monkeypatch.setattr(inputs, "masked_is_cheaper", lambda *_, **__: True)
 
 
@@ -42,7 +43,7 @@ def published() -> ModelConfig:
 
 
 def test_selected_latents_take_as_long_as_7000_expanded_keys() -> None:
-    assert masked_until(published(), on_gpu=False) == 2048 * (576 + 512) // (192 + 128) == 6963
+    assert masked_until(published(), torch.bfloat16, torch.device("cpu")) == 2048 * (576 + 512) // (192 + 128) == 6963
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,17 @@ def test_selected_latents_take_as_long_as_7000_expanded_keys() -> None:
 )
 def test_masks_pay_for_expanding_the_prefix_if_queries_are_many(queries: int, context: int, masked: bool) -> None:
     assert masked_is_cheaper(published(), queries=queries, context=context) == masked
+
+
+@pytest.mark.usefixtures("masks")
+def test_masked_rows_attend_in_bf16_though_prompts_are_fp8() -> None:
+    config = parse_model_config(checkpoint_config("tiny", overrides=V32))
+    of_pool = state.make_state(
+        config, torch.device("cpu"), blocks=10, positions=130, rows=1, kv_dtype=torch.bfloat16, quantized_prompts=True
+    )
+    context = inputs.build_context(config, [Row(random_prompt(130), 0, BLOCKS, GREEDY)], of_pool)
+    assert [each.plan.quantized for each in context.expanded] == [True]
+    assert [each.row.plan.quantized for each in context.masked] == [False] and context.indexed
 
 
 @pytest.mark.usefixtures("masks")

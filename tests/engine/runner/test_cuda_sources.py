@@ -8,7 +8,6 @@ import pytest
 
 from capacity.shapes import EXPERTS, SHAPES
 from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
-from engine.model import masked_rows
 from engine.model.config import ModelConfig, parse_model_config
 from engine.runner.cuda_sources import QUANTIZING, needed_sources
 from kernels import __file__ as package
@@ -56,9 +55,8 @@ def test_a_model_in_float32_needs_none() -> None:
     assert names(shape("moonlight"), dtype="float32", weights="dequantized") == set()
 
 
-def test_every_source_is_compiled_ahead_for_some_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_source_is_compiled_ahead_for_some_model() -> None:
     """A new source belongs in the list."""
-    monkeypatch.setattr(masked_rows, "ON_GPUS", True)
     settings: list[dict[str, Any]] = [{}, {"kv_dtype": "float8_e4m3fn"}, {"prompt_attention_dtype": "float8_e4m3fn"}]
     settings += [{"parallel": {"dp": 2}}, {"sparse_prefill": SparsePrefillConfig(recall=0.9)}]
     models = [shape(name) for name in SHAPES]
