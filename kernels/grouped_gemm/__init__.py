@@ -48,17 +48,22 @@ def grouped_swiglu(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -
 
 
 def chosen_feed_forward(
-    x: torch.Tensor, choices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, first: int, shared: int
+    x: torch.Tensor | Quantized,
+    choices: torch.Tensor,
+    gate_up: torch.Tensor | BlockScaled,
+    down: torch.Tensor | BlockScaled,
+    first: int,
+    shared: int,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """What the chosen experts make of each token: rows and positions, as `ExpertOutputs` has them.
+    """What the chosen experts make of each token: bfloat16 rows and positions, as `ExpertOutputs` has them.
 
-    x: [tokens, hidden]; choices: [tokens, places] int64 contiguous, distinct within a token, numbered from `first` on,
-    the `shared` last experts at the last places; gate_up: [experts, 2 * width, hidden]; down: [experts, hidden, width],
-    both contiguous. None where no kernel finds rows by choices: only for a few bfloat16 rows on Hopper.
+    x: [tokens, hidden], quantized if weights have scales; choices: [tokens, places] int64 contiguous, distinct within a
+    token, numbered from `first` on, the `shared` last experts at the last places; gate_up: [experts, 2 * width,
+    hidden]; down: [experts, hidden, width], both contiguous. None where no kernel finds rows by choices: only for a few
+    rows on Hopper.
     """
-    assert choices.shape[0] == x.shape[0] and choices.dtype == torch.int64 and choices.is_contiguous()
-    assert gate_up.shape == (len(down), 2 * down.shape[2], x.shape[1]) and down.shape[1] == x.shape[1]
-    if not x.is_cuda:
+    assert choices.dtype == torch.int64 and choices.is_contiguous()
+    if not choices.is_cuda:
         return None
     # Imported here: a machine without a GPU may lack Triton.
     from kernels.grouped_gemm import few_tokens

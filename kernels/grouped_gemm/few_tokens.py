@@ -1,34 +1,40 @@
-"""Experts' feed-forward layers of a few tokens in bfloat16 on Hopper, in Triton. Two kernels, which find their experts
-in the tokens' choices, in place of four: rows are neither placed nor copied.
+"""Experts' feed-forward layers of a few tokens on Hopper, in Triton, with weights in bfloat16 or in scaled FP8. Two
+kernels, which find their experts in the tokens' choices, in place of four: rows are neither placed nor copied.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.act_quant.quantized import Quantized
 from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.few_rows import are_few
+from kernels.fp8_gemm.operands import BLOCK, BlockScaled
 from kernels.hopper import is_hopper
 from kernels.moe_permute.layout import NOWHERE
 from kernels.tile_sizes import cdiv, next_power_of_2
 
-# Weights of a program, which hold 64 registers of a thread, and its warps: five programs a multiprocessor have three
-# times as many bytes under way as its memory needs.
-TILE, WARPS = 1 << 14, 4
+# Bytes of weights of a program, which fill 64 registers of a thread, and its warps: five programs a multiprocessor have
+# three times as many bytes under way as its memory needs.
+TILE_BYTES, WARPS = 1 << 15, 4
+# Whether experts with scales are taken: no GPU has run their tests yet.
+TAKES_SCALED = False
 
 
 # A program multiplies some outputs of one expert by all tokens that chose it, from registers. It belongs to a token's
 # choice, and has nothing to do if an earlier token made the same one. GATED: the first product, whose outputs are those
-# of SwiGLU. Reads 2 bytes a weight of each expert that is chosen.
+# of SwiGLU. Reads the weights of each expert that is chosen. SCALED: these have a scale a block; QUANTIZED: a token's
+# values have one a group. What is between the products is in bfloat16 either way.
 #
 # Shared experts are chosen last, known without the choices, and started first: their first weights are read while the
 # gate still chooses. The first product waits before it lets the last one start, which therefore finds the choices made,
 # and reads its weights while the last tiles of the first product are computed.
-@triton.jit(do_not_specialize=["count", "first"])
+@triton.jit(do_not_specialize=["count", "first", "x_scale_stride"])
 def _chosen_experts(
-    x, weights, choices, positions, out, outputs, inputs, count, first, TOKENS: tl.constexpr, PLACES: tl.constexpr,
-    SHARED: tl.constexpr, PAIRS_TILE: tl.constexpr, GATED: tl.constexpr,
-    OUTPUTS_TILE: tl.constexpr, INPUTS_TILE: tl.constexpr, NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
+    x, x_scales, weights, weight_scales, choices, positions, out, outputs, inputs, count, first, x_scale_stride,
+    TOKENS: tl.constexpr, PLACES: tl.constexpr, SHARED: tl.constexpr, PAIRS_TILE: tl.constexpr, GATED: tl.constexpr,
+    SCALED: tl.constexpr, QUANTIZED: tl.constexpr, BLOCK: tl.constexpr, OUTPUTS_TILE: tl.constexpr,
+    INPUTS_TILE: tl.constexpr, NOWHERE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     place, token = PLACES - 1 - tl.program_id(1), tl.program_id(2)
     pair, routed = token * PLACES + place, place < PLACES - SHARED
@@ -57,6 +63,14 @@ def _chosen_experts(
     held = tl.load(own, mask=there[:, None] & inside[None, :], other=0.0)
     if GATED:
         up = tl.load(own + outputs * inputs, mask=there[:, None] & inside[None, :], other=0.0)
+    if SCALED:
+        # All outputs of a program lie in the same blocks.
+        line = expert * (outputs // BLOCK) * (2 if GATED else 1) + tl.program_id(0) * OUTPUTS_TILE // BLOCK
+        scale = weight_scales + line * (inputs // BLOCK) + column // BLOCK
+        listed = column < tl.where(computes, inputs, 0)
+        held_scale = tl.load(scale, mask=listed, other=0.0)
+        if GATED:
+            up_scale = tl.load(scale + outputs // BLOCK * (inputs // BLOCK), mask=listed, other=0.0)
     wait_for_earlier(DEPENDENT)
     chosen = tl.load(choices + index, mask=index < TOKENS * PLACES, other=-1, cache_modifier=".cg").to(tl.int32) - first
     if GATED:
@@ -71,26 +85,46 @@ def _chosen_experts(
             choice = tl.sum(tl.where(mine, index + 1, 0), axis=0) - 1
             if choice >= 0:
                 row = other if GATED else choice
-                values = tl.load(x + row * inputs + column, mask=inside, other=0.0).to(tl.float32)[None, :]
-                total = tl.sum(held.to(tl.float32) * values, axis=1)
+                values = tl.load(x + row * inputs + column, mask=inside, other=0.0).to(tl.float32)
+                if QUANTIZED:
+                    values *= tl.load(x_scales + column // BLOCK * x_scale_stride + row, mask=inside, other=0.0)
+                total = _product(held, values * held_scale if SCALED else values)
                 if GATED:
-                    total = total * tl.sigmoid(total) * tl.sum(up.to(tl.float32) * values, axis=1)
+                    total = total * tl.sigmoid(total) * _product(up, values * up_scale if SCALED else values)
                 tl.store(out + choice * outputs + output, total.to(out.dtype.element_ty), mask=there)
 
 
-def takes(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
+@triton.jit
+def _product(weights, values):
+    return tl.sum(weights.to(tl.float32) * values[None, :], axis=1)
+
+
+def takes(x: torch.Tensor | Quantized, gate_up: torch.Tensor | BlockScaled) -> bool:
     """Whether there are few tokens, and a program holds whole rows of both weights."""
-    _, matrix, hidden = gate_up.shape
-    held = max(hidden, matrix // 2) <= TILE // 2
-    return is_hopper() and are_few(x) and x.dtype == gate_up.dtype == torch.bfloat16 and held and x.is_contiguous()
+    rows, weights = _values(x), _values(gate_up)
+    _, matrix, hidden = weights.shape
+    held = max(hidden, matrix // 2) * weights.itemsize <= TILE_BYTES // 2
+    if isinstance(gate_up, BlockScaled):
+        takes_format = TAKES_SCALED and isinstance(x, Quantized) and matrix // 2 % BLOCK == hidden % BLOCK == 0
+    else:
+        takes_format = rows.dtype == weights.dtype == torch.bfloat16
+    return is_hopper() and are_few(rows) and takes_format and held and rows.is_contiguous()
 
 
 def feed_forward(
-    x: torch.Tensor, choices: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, first: int, shared: int
+    x: torch.Tensor | Quantized,
+    choices: torch.Tensor,
+    gate_up: torch.Tensor | BlockScaled,
+    down: torch.Tensor | BlockScaled,
+    first: int,
+    shared: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `kernels.grouped_gemm.chosen_feed_forward`, for what it `takes`."""
-    rows = choices.numel()
-    inner, out = x.new_empty(rows, down.shape[2]), x.new_empty(rows, x.shape[1])
+    (experts, matrix, hidden), rows, device = _values(gate_up).shape, choices.numel(), choices.device
+    width = matrix // 2
+    assert _values(x).shape == (len(choices), hidden) and _values(down).shape == (experts, hidden, width)
+    inner = torch.empty(rows, width, dtype=torch.bfloat16, device=device)
+    out = torch.empty(rows, hidden, dtype=torch.bfloat16, device=device)
     positions = torch.empty_like(choices)
     _launch(x, gate_up, choices, positions, inner, first, shared, gated=True)
     _launch(inner, down, choices, positions, out, first, shared, gated=False)
@@ -98,8 +132,8 @@ def feed_forward(
 
 
 def _launch(
-    x: torch.Tensor,
-    weights: torch.Tensor,
+    x: torch.Tensor | Quantized,
+    weights: torch.Tensor | BlockScaled,
     choices: torch.Tensor,
     positions: torch.Tensor,
     out: torch.Tensor,
@@ -108,10 +142,20 @@ def _launch(
     *,
     gated: bool,
 ) -> None:
-    (tokens, places), inputs, outputs = choices.shape, x.shape[1], out.shape[1]
+    x_scales = x.scales if isinstance(x, Quantized) else None
+    weight_scales = weights.scales if isinstance(weights, BlockScaled) else None
+    rows, matrices = _values(x), _values(weights)
+    (tokens, places), inputs, outputs = choices.shape, rows.shape[1], out.shape[1]
     padded = next_power_of_2(inputs)
-    tile = TILE // padded // (2 if gated else 1)
-    launch(_chosen_experts, (cdiv(outputs, tile), places, tokens), x.device,
-        x, weights, choices, positions, out, outputs, inputs, len(weights), first, tokens, places, shared,
-        next_power_of_2(tokens * places), gated, tile, padded, NOWHERE, num_warps=WARPS,
+    tile = TILE_BYTES // matrices.itemsize // padded // (2 if gated else 1)
+    if weight_scales is not None:
+        tile = min(tile, BLOCK)
+    launch(_chosen_experts, (cdiv(outputs, tile), places, tokens), out.device,
+        rows, x_scales, matrices, weight_scales, choices, positions, out, outputs, inputs, len(matrices), first,
+        0 if x_scales is None else x_scales.stride(1), tokens, places, shared, next_power_of_2(tokens * places), gated,
+        weight_scales is not None, x_scales is not None, BLOCK, tile, padded, NOWHERE, num_warps=WARPS,
     )  # fmt: skip
+
+
+def _values(given: torch.Tensor | Quantized | BlockScaled) -> torch.Tensor:
+    return given if isinstance(given, torch.Tensor) else given.values

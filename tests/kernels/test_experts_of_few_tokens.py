@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from kernels.act_quant import Quantized, dequantize, quantize
+from kernels.fp8_gemm import BlockScaled, block_scaled
 from kernels.moe_gate.reference import NO_EXPERT
 from kernels.moe_permute import NOWHERE
 from kernels.swiglu.reference import swiglu
@@ -13,24 +15,45 @@ few_tokens = pytest.importorskip("kernels.grouped_gemm.few_tokens")
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
+FORMATS = pytest.mark.parametrize("scaled", [False, True], ids=["bf16", "fp8"])
+
 
 def random(*shape: int, device: torch.device) -> torch.Tensor:
     return torch.randn(*shape, device=device).bfloat16() / shape[-1] ** 0.5
 
 
-def assert_as_defined(choices: torch.Tensor, experts: int, hidden: int, width: int, first: int, shared: int) -> None:
+def random_weight(*shape: int, scaled: bool, device: torch.device) -> torch.Tensor | BlockScaled:
+    if not scaled:
+        return random(*shape, device=device)
+    values = torch.randn(shape, device=device).mul(50).to(torch.float8_e4m3fn)
+    scales = torch.rand(shape[0], shape[1] // 128, shape[2] // 128, device=device) + 0.1
+    return block_scaled(values, scales / 50 / shape[2] ** 0.5)
+
+
+def plain(given: torch.Tensor | Quantized | BlockScaled) -> torch.Tensor:
+    if isinstance(given, BlockScaled):
+        return given.values.float() * given.scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return dequantize(given) if isinstance(given, Quantized) else given.float()
+
+
+def assert_as_defined(
+    choices: torch.Tensor, experts: int, hidden: int, width: int, first: int, shared: int, *, scaled: bool = False
+) -> None:
     device = choices.device
-    x, gate_up = random(len(choices), hidden, device=device) * 8, random(experts, 2 * width, hidden, device=device)
-    down = random(experts, hidden, width, device=device)
-    rows, positions = few_tokens.feed_forward(x, choices, gate_up, down, first, shared)
+    gate_up = random_weight(experts, 2 * width, hidden, scaled=scaled, device=device)
+    down = random_weight(experts, hidden, width, scaled=scaled, device=device)
+    x = random(len(choices), hidden, device=device) * 8
+    given = quantize(x) if scaled else x
+    rows, positions = few_tokens.feed_forward(given, choices, gate_up, down, first, shared)
+    plain_x, plain_gate_up, plain_down = plain(given), plain(gate_up), plain(down)
     for token, own in enumerate(choices.tolist()):
         for place, choice in enumerate(own):
             position = int(positions[token, place])
             if not 0 <= choice - first < experts:
                 assert position == NOWHERE
                 continue
-            inner = swiglu((gate_up[choice - first].float() @ x[token].float()).unsqueeze(0)).bfloat16()
-            assert relative_error(rows[position], down[choice - first].float() @ inner[0].float()) < 0.01
+            inner = swiglu((plain_gate_up[choice - first] @ plain_x[token]).unsqueeze(0)).bfloat16()
+            assert relative_error(rows[position], plain_down[choice - first] @ inner[0].float()) < 0.01
 
 
 def chosen(tokens: int, routed: int, places: int, shared: int, device: torch.device) -> torch.Tensor:
@@ -43,6 +66,11 @@ def chosen(tokens: int, routed: int, places: int, shared: int, device: torch.dev
 @pytest.mark.parametrize("shared", [0, 2])
 def test_tokens_get_what_their_experts_make_of_them(tokens: int, shared: int, device: torch.device) -> None:
     assert_as_defined(chosen(tokens, 5, 4, shared, device), 5 + shared, 96, 40, 0, shared)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_scaled_experts_multiply_quantized_tokens(tokens: int, device: torch.device) -> None:
+    assert_as_defined(chosen(tokens, 5, 4, 2, device), 7, 256, 384, 0, 2, scaled=True)
 
 
 def test_experts_of_other_ranks_and_of_padding_make_nothing(device: torch.device) -> None:
@@ -58,8 +86,10 @@ def test_shared_experts_leave_padding_out(device: torch.device) -> None:
 
 @pytest.mark.gpu
 @on_hopper
+@FORMATS
 @pytest.mark.parametrize("tokens", [1, 2, 4])
 # Moonlight's and GLM-4.7-Flash's experts.
 @pytest.mark.parametrize(("places", "shared", "width"), [(8, 2, 1408), (5, 1, 1536)])
-def test_published_experts_of_few_tokens(tokens: int, places: int, shared: int, width: int) -> None:
-    assert_as_defined(chosen(tokens, 64, places, shared, torch.device("cuda")), 64 + shared, 2048, width, 0, shared)
+def test_published_experts_of_few_tokens(tokens: int, places: int, shared: int, width: int, scaled: bool) -> None:
+    choices = chosen(tokens, 64, places, shared, torch.device("cuda"))
+    assert_as_defined(choices, 64 + shared, 2048, width, 0, shared, scaled=scaled)

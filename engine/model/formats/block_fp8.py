@@ -12,7 +12,7 @@ from engine.model.parameters import NamedParameters
 from kernels.act_quant import Quantized
 from kernels.block_quant import BLOCK
 from kernels.fp8_gemm import BlockScaled, Workspace, block_scaled, fp8_gemm
-from kernels.grouped_gemm import grouped_fp8_gemm
+from kernels.grouped_gemm import chosen_feed_forward, grouped_fp8_gemm
 from kernels.moe_permute import expand_quantized
 from kernels.swiglu import swiglu_quantize
 
@@ -85,6 +85,9 @@ class BlockFp8Experts:
     def forward(self, hidden: Sent, choices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(hidden, Quantized)
         shape = self._shape
+        made = chosen_feed_forward(hidden, choices, self._gate_up, self._down, shape.first, shape.shared)
+        if made is not None:
+            return made
         placed = expand_quantized(hidden, choices, shape.count, shape.shared, shape.first, shape.elsewhere)
         gate_up = grouped_fp8_gemm(placed.rows, self._gate_up, placed.layout)
         inner = swiglu_quantize(gate_up, placed.positions, powers=self.input_form.powers)
