@@ -20,9 +20,9 @@ from typing import NoReturn
 from launcher.gpus import assign, name_gpus
 from launcher.hub import find_model
 from launcher.plan import MODULES
-from launcher.split import IN_FLIGHT, Split, split_gpus
+from launcher.split import IN_FLIGHT, Split, read_split, split_gpus
 from launcher.workers import PARALLEL
-from mesh.errors import ConfigError, MeshError
+from mesh.errors import CheckpointError, ConfigError, MeshError
 from mesh.launch import EXIT_USELESS_TO_RETRY, Program, settings_of_environment
 from mesh.standard_streams import complain, settle
 
@@ -48,8 +48,18 @@ def program_of(role: str, variables: Mapping[str, str], models: Path = MODELS) -
 def _find(model: str, models: Path) -> tuple[Path, str]:
     """The model's folder, and the name that clients know it by."""
     folder = models / model
-    # In the Hub's cache a folder is named after a commit.
-    return (folder if folder.exists() else find_model(model)), Path(model).name
+    try:
+        # In the Hub's cache a folder is named after a commit.
+        found = folder if folder.exists() else find_model(model)
+        if not found.exists():
+            there = ", ".join(sorted(each.name for each in models.iterdir())) if models.exists() else ""
+            raise CheckpointError(
+                f"MODEL={model}: MODELS_DIR, which is {models} here, has no such folder"
+                f" ({f'it has {there}' if there else 'it is empty'})"
+            )
+    except PermissionError as error:
+        raise CheckpointError(f"MODEL={model}: user {os.getuid()} may not read {error.filename}") from error
+    return found, Path(model).name
 
 
 def _devices(role: str, said: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -59,8 +69,8 @@ def _devices(role: str, said: Mapping[str, str]) -> tuple[dict[str, str], list[s
     gpus = _number(said["GPUS"])
     split = _split(gpus, said.get("SPLIT", IN_FLIGHT), role)
     names = name_gpus(gpus, said.get("DEVICES"))
-    if len(names) < gpus:
-        raise ConfigError(f"GPUS={gpus}, and DEVICES={said['DEVICES']} names {len(names)}")
+    if len(set(names)) < gpus:
+        raise ConfigError(f"GPUS={gpus}, and DEVICES={said['DEVICES']} names {len(set(names))}")
     # All of the mesh's GPUs stay visible, the worker's own first: cuda_ipc reads the memory of the others.
     ranks = {"decode": split.decode_ranks, **({"prefill": split.prefill_ranks} if split.prefill_workers else {})}
     gpu = assign(ranks, names)[role]
@@ -75,22 +85,26 @@ def _number(text: str) -> int:
 
 
 def _split(gpus: int, text: str, role: str) -> Split:
-    split = split_gpus(gpus, text, ("GPUS=", "SPLIT="))
-    if split.decode_workers > 1 or split.prefill_workers > 1:
+    counts, _ = read_split(text, "SPLIT=")
+    if max(counts.values()) > 1:
         raise ConfigError(
             f"SPLIT={text}: compose starts one worker of each role. Give each more GPUs, as in 1Px2+1Dx6, or start"
             " several with deepmesh up --split, or in Kubernetes"
         )
-    if role == "prefill" and not split.prefill_workers:
+    if role == "prefill" and not counts["P"]:
         raise ConfigError(f"SPLIT={text} has no prefill worker: say 1P+1D, or leave SPLIT out")
-    return split
+    return split_gpus(gpus, text, ("GPUS=", "SPLIT="))
 
 
 def _asked(variable: str, said: Mapping[str, str]) -> list[str]:
     try:
-        return shlex.split(said.get(variable, ""))
+        settings = shlex.split(said.get(variable, ""))
     except ValueError as error:
         raise ConfigError(f"{variable}: a quote is not closed") from error
+    for setting in settings:
+        if "=" not in setting:
+            raise ConfigError(f"{variable} has {setting!r}: expected KEY=VALUE, separated by spaces")
+    return settings
 
 
 def main(arguments: Sequence[str]) -> NoReturn:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -84,10 +85,16 @@ def test_the_mesh_may_have_other_gpus_than_the_first() -> None:
         ({"GPUS": "4", "SPLIT": "both"}, "SPLIT=both: expected how many workers"),
         ({"GPUS": "4", "SPLIT": "2P+1Dx2"}, r"SPLIT=2P\+1Dx2: compose starts one worker of each role"),
         ({"GPUS": "4", "SPLIT": "1D"}, "SPLIT=1D has no prefill worker: say 1P"),
+        ({"GPUS": "8", "SPLIT": "2P+3D"}, r"SPLIT=2P\+3D: compose starts one worker of each role"),
         ({"GPUS": "4", "SPLIT": "1P+1D", "DEVICES": "6,7"}, "GPUS=4, and DEVICES=6,7 names 2"),
+        ({"GPUS": "2", "SPLIT": "1P+1D", "DEVICES": "6,6"}, "GPUS=2, and DEVICES=6,6 names 1"),
         (
             {"GPUS": "2", "SPLIT": "1P+1D", "PREFILL_SET": "engine.model_name='tiny"},
             "PREFILL_SET: a quote is not closed",
+        ),
+        (
+            {"GPUS": "2", "SPLIT": "1P+1D", "PREFILL_SET": "engine.max_requests 7"},
+            "PREFILL_SET has 'engine.max_requests': expected KEY=VALUE, separated by spaces",
         ),
     ],
 )
@@ -161,6 +168,19 @@ def test_a_model_is_found_in_hugging_faces_cache(tmp_path: Path, monkeypatch: py
     # The package has read HF_HOME already, if another test imported it.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert served("deepseek-ai/DeepSeek-Tiny", tmp_path) == (snapshot, "DeepSeek-Tiny")
+
+
+@pytest.mark.parametrize(
+    ("folders", "what"),
+    [((), "it is empty"), (("R1-INT4", "tiny-r1"), "it has R1-INT4, tiny-r1")],
+    ids=["none", "others"],
+)
+def test_a_folder_that_is_not_in_the_volume_is_said(folders: tuple[str, ...], what: str, tmp_path: Path) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+    words = re.escape(f"MODEL=R1: MODELS_DIR, which is {tmp_path} here, has no such folder ({what})")
+    with pytest.raises(CheckpointError, match=words):
+        program_in(tmp_path, "decode", CPU, {"MODEL": "R1"})
 
 
 def test_a_model_that_is_nowhere_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
