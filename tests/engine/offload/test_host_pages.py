@@ -18,5 +18,6 @@ def test_a_node_that_is_not_there_ends_no_start(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.gpu
 def test_locked_pages_are_page_locked() -> None:
-    memory = HostPages(1 << 20, page_locked=True).tensor
-    assert memory.is_pinned() and not torch.any(memory)
+    # They are locked as long as there is the object.
+    pages = HostPages(1 << 20, page_locked=True)
+    assert pages.tensor.is_pinned() and not torch.any(pages.tensor)
