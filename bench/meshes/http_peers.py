@@ -1,8 +1,8 @@
 """Servers of one model, one after another on the same machine, under the same loads over their OpenAI HTTP.
 
 `python -m bench.meshes.http_peers --server NAME=COMMAND [--server NAME=COMMAND ...] [--streams 1 16 64 256]
-[--lengths 1000/300 4000/300] [--rounds 4]
-[--vocabulary 32000] [--out DIR]`
+[--lengths 1000/300 4000/300] [--rounds 4] [--shares 0.5] [--rates RATE ...] [--requests 120]
+[--ttft-ms 2000] [--tpot-ms 50] [--vocabulary 32000] [--out DIR]`
 
 COMMAND starts a server, with `{port}` where its HTTP port belongs. For one GPU, with random weights:
 
@@ -10,8 +10,14 @@ COMMAND starts a server, with `{port}` where its HTTP port belongs. For one GPU,
     --server "vllm=vllm serve DIR --load-format dummy --port {port}"
 
 For each pair of prompt and answer tokens: some streams, each with one request after another (output tokens/s and time
-per token), then requests at half of the rate that the most streams reached (TTFT). Ratios are those of the first
-server to each other one. The servers' own lines go to DIR/NAME.log.
+per token), then requests that arrive by themselves: at shares of the highest rate that streams reached, and at given
+rates (times to first tokens and between tokens). Ratios are those of the first server to each other one. The servers'
+own lines go to DIR/NAME.log. Two settings of deepmesh are two servers; at the same load, with answers held up by
+prompts, for example:
+
+    --server "even=deepmesh up --model DIR --random-weights --http-port {port}"
+    --server "whole=deepmesh up --model DIR --random-weights --http-port {port} --set decode.engine.mixed_step_ms=null"
+    --streams --shares --rates 30 --requests 900
 """
 
 import argparse
@@ -29,15 +35,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.options import LoadOptions
+from loadgen.options import SEARCH_TPOT_MS, SEARCH_TTFT_MS, LoadOptions
+from loadgen.report import Report
 from loadgen.run import load
-from loadgen.summary import Distribution, Summary
+from loadgen.summary import Distribution, Objectives, goodput
 from mesh.errors import EndpointUnavailable, UnknownModel
 from mesh.openai_client import OpenAIClient
 from mesh.ports import free_port
 
-# Requests of the load at half of the highest rate.
-REQUESTS_AT_HALF = 120
+# The first and the last fifth of a load are compared: requests that arrive early may fare worse.
+FIFTH = 5
 # Weights are drawn, kernels compiled and graphs captured before a server answers.
 START_SECONDS, STOP_SECONDS = 900.0, 60.0
 
@@ -131,14 +138,25 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 @dataclass(frozen=True)
 class Loads:
-    """streams: numbers of streams, each of which has `rounds` requests, one after another. Prompts' tokens have ids
-    below `vocabulary`.
+    """streams: numbers of streams, each of which has `rounds` requests, one after another. shares, rates: loads of
+    `requests` requests that arrive at these shares of the highest rate of the streams, and at these rates a second;
+    of these a good one has its first token within ttft_ms and its others every tpot_ms. Prompts' tokens have ids below
+    `vocabulary`.
     """
 
     streams: Sequence[int]
     lengths: Sequence[Lengths]
     rounds: int
+    shares: Sequence[float]
+    rates: Sequence[float]
+    requests: int
+    ttft_ms: float
+    tpot_ms: float
     vocabulary: int
+
+    @property
+    def bounds(self) -> dict[str, object]:
+        return {"ttft_slo_ms": self.ttft_ms, "tpot_slo_ms": self.tpot_ms}
 
 
 async def measure(url: str, loads: Loads) -> AsyncIterator[Row]:
@@ -149,26 +167,44 @@ async def measure(url: str, loads: Loads) -> AsyncIterator[Row]:
         asked: dict[str, object] = {"isl": each.prompt, "osl": each.answer, "vocabulary_size": loads.vocabulary}
         for number in loads.streams:
             at_once = {"rate": float("inf"), "requests": number * loads.rounds, "max_concurrency": number}
-            done = await _summary(url, asked | at_once | {"seed": next(seeds)})
+            done = (await _report(url, asked | at_once | {"seed": next(seeds)})).summary
             name = f"{each}, {number} at once"
             yield Row(name, "output tokens/s", done.output_tokens_per_second, more_is_better=True)
             yield Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50)
             highest = max(highest, done.requests_per_minute / 60)
-        at_half = {"rate": highest / 2, "requests": REQUESTS_AT_HALF, "seed": next(seeds)}
-        ttft_ms = _of((await _summary(url, asked | at_half)).ttft_ms)
-        name = f"{each}, at half of its highest rate"
-        yield Row(name, "requests/s", highest / 2, more_is_better=True)
-        yield Row(name, "TTFT, p50, ms", ttft_ms.p50)
-        yield Row(name, "TTFT, p99, ms", ttft_ms.p99)
+        shares = [(f"{each}, at {share:g} of its highest rate", highest * share) for share in loads.shares]
+        for name, rate in (*shares, *((f"{each}, {rate:g} a second", rate) for rate in loads.rates)):
+            arriving = {"rate": rate, "requests": loads.requests, "seed": next(seeds)}
+            for row in rows_of(name, await _report(url, asked | arriving | loads.bounds)):
+                yield row
 
 
-async def _summary(url: str, options: dict[str, object]) -> Summary:
+def rows_of(name: str, report: Report) -> list[Row]:
+    """The figures of a load whose requests arrive by themselves."""
+    done, bounds = report.summary, Objectives(report.options.ttft_slo_ms, report.options.tpot_slo_ms)
+    ttft_ms, itl_ms, fifth = _of(done.ttft_ms), _of(done.itl_ms), -(-len(report.records) // FIFTH)
+    first, last = (100 * goodput(part, bounds, 1.0).share for part in (report.records[:fifth], report.records[-fifth:]))
+    return [
+        Row(name, "answered a second", done.requests_per_minute / 60, more_is_better=True),
+        Row(name, "good, %", 100 * done.goodput.share, more_is_better=True),
+        Row(name, "good of the first fifth, %", first, more_is_better=True),
+        Row(name, "good of the last fifth, %", last, more_is_better=True),
+        Row(name, "TTFT, p50, ms", ttft_ms.p50),
+        Row(name, "TTFT, p99, ms", ttft_ms.p99),
+        Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50),
+        Row(name, "between tokens, p50, ms", itl_ms.p50),
+        Row(name, "between tokens, p99, ms", itl_ms.p99),
+        Row(name, "between tokens, p99 over p50", itl_ms.p99 / itl_ms.p50),
+    ]
+
+
+async def _report(url: str, options: dict[str, object]) -> Report:
     """Raises EndpointUnavailable if a request fails: rates of what is left would flatter the server."""
-    chosen = LoadOptions.model_validate({"url": url, "api": "completions"} | options)
-    summary = (await load(chosen)).summary
+    report = await load(LoadOptions.model_validate({"url": url, "api": "completions"} | options))
+    summary = report.summary
     if summary.errors:
         raise EndpointUnavailable(f"{url}: {summary.completed} of {summary.requests} answered: {summary.errors}")
-    return summary
+    return report
 
 
 def _of(distribution: Distribution | None) -> Distribution:
@@ -209,16 +245,26 @@ async def compare(servers: Sequence[Server], loads: Loads, out: Path, console: C
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", type=Server.parse, action="append", required=True, metavar="NAME=COMMAND")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 16, 64, 256])
     default = [Lengths(1000, 300), Lengths(4000, 300)]
     parser.add_argument("--lengths", type=Lengths.parse, nargs="+", default=default, metavar="PROMPT/ANSWER")
     parser.add_argument("--rounds", type=int, default=4, help="requests of each stream, one after another")
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.5], help="of the streams' highest rate")
+    parser.add_argument("--rates", type=float, nargs="*", default=[], help="requests a second")
+    parser.add_argument("--requests", type=int, default=120, help="requests at each of these shares and rates")
+    parser.add_argument("--ttft-ms", type=float, default=SEARCH_TTFT_MS, help="until a good request's first token")
+    parser.add_argument("--tpot-ms", type=float, default=SEARCH_TPOT_MS, help="from each of its tokens to the next")
     vocabulary = "ids of the prompts' tokens are below it: a size that all the servers' models have"
     parser.add_argument("--vocabulary", type=int, default=32000, help=vocabulary)
     parser.add_argument("--out", type=Path, default=Path("out"))
     given = parser.parse_args()
     console = Console(width=200)
-    loads = Loads(given.streams, given.lengths, given.rounds, given.vocabulary)
+    if given.shares and not given.streams:
+        parser.error("--shares are of the rate that --streams reach: give some, or --rates alone with --shares empty")
+    loads = Loads(
+        given.streams, given.lengths, given.rounds, given.shares, given.rates, given.requests, given.ttft_ms,
+        given.tpot_ms, given.vocabulary,
+    )  # fmt: skip
     given.out.mkdir(parents=True, exist_ok=True)
     try:
         table = asyncio.run(compare(given.server, loads, given.out, console))

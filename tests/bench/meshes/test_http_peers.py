@@ -4,7 +4,11 @@ import argparse
 
 import pytest
 
-from bench.meshes.http_peers import Lengths, Row, Server, ratio, table_of
+from bench.meshes.http_peers import Lengths, Row, Server, ratio, rows_of, table_of
+from loadgen.options import LoadOptions
+from loadgen.records import RequestRecord
+from loadgen.report import Report
+from loadgen.summary import Objectives, summarize
 
 
 @pytest.mark.parametrize("text", ["vllm", "vllm=vllm serve DIR", "=vllm --port {port}"])
@@ -32,3 +36,27 @@ def test_the_table_has_a_ratio_to_each_other_server() -> None:
     table = table_of({"ours": rows, "a": rows, "b": [Row("load", "tokens/s", 5.0, more_is_better=True)]})
     cells = {column.header: list(column.cells) for column in table.columns}
     assert cells["ours : a"] == ["1.00"] and cells["ours : b"] == ["2.00"]
+
+
+def loaded(*gaps_s: float) -> Report:
+    """One request after another, each with three tokens as far apart as its `gaps_s` says."""
+    options = LoadOptions(url="http://127.0.0.1:1/v1", ttft_slo_ms=2000.0, tpot_slo_ms=50.0)
+    records = [RequestRecord(number, float(number), 3) for number in range(len(gaps_s))]
+    for record, gap_s in zip(records, gaps_s, strict=True):
+        for token in range(3):
+            record.tokens(record.scheduled_s + 0.5 + token * gap_s, 1)
+        record.finished_s = record.message_times_s[-1]
+    return Report("now", "model", options, summarize(records, Objectives(2000.0, 50.0)), records, False)
+
+
+def test_a_load_tells_how_even_its_tokens_come() -> None:
+    found = {row.figure: row.value for row in rows_of("load", loaded(0.01, 0.01, 0.01, 0.01, 0.03))}
+    assert found["between tokens, p50, ms"] == pytest.approx(10)
+    assert found["between tokens, p99 over p50"] == pytest.approx(3)
+    assert found["TTFT, p50, ms"] == pytest.approx(500)
+
+
+def test_a_load_tells_its_first_requests_from_its_last() -> None:
+    found = {row.figure: row.value for row in rows_of("load", loaded(0.06, 0.01, 0.01, 0.01, 0.01))}
+    assert (found["good of the first fifth, %"], found["good of the last fifth, %"]) == (0, 100)
+    assert found["good, %"] == 80
