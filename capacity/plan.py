@@ -18,6 +18,7 @@ from capacity.shapes import SHAPES
 from engine.config import EngineConfig, kept_weights
 from engine.memory.rank_memory import POOL_SHARE, RankMemory, reckon
 from engine.model.config import ModelConfig, parse_model_config
+from engine.model.masked_rows import selection_in_expanded_keys
 from engine.model.quantization import AT_LOAD, Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
@@ -170,13 +171,11 @@ def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: 
 
 def _pair_flops(config: ModelConfig) -> tuple[float, float]:
     """FLOPs in which a prompt's token attends to an earlier one, and in which indexers score it: the latter counted as
-    half, since they are in FP8. Selected tokens are attended to in the absorbed form.
+    half, since they are in FP8.
     """
-    heads, index = config.num_hidden_layers * config.num_attention_heads, config.indexer
-    if index is None:
-        return 2 * heads * (config.qk_head_dim + config.v_head_dim), 0.0
-    scored = 2 * config.num_hidden_layers * index.heads * index.width / 2
-    return 2 * heads * (config.latent_dim + config.kv_lora_rank), scored
+    layers, index = config.num_hidden_layers, config.indexer
+    scored = 0.0 if index is None else 2 * layers * index.heads * index.width / 2
+    return 2 * layers * config.num_attention_heads * (config.qk_head_dim + config.v_head_dim), scored
 
 
 def _selection(config: ModelConfig, measured: CostModel, index_pairs_ms: float) -> dict[str, float]:
@@ -187,6 +186,7 @@ def _selection(config: ModelConfig, measured: CostModel, index_pairs_ms: float) 
     share = index.key_bytes(1) / (config.latent_dim * BF16)
     return {
         "selected_tokens": float(index.top_k),
+        "prompt_selected_tokens": float(selection_in_expanded_keys(config)),
         "index_context_ms": measured.decode_context_ms * share,
         "index_pairs_ms": index_pairs_ms,
     }

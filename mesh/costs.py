@@ -26,6 +26,9 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # context and of pairs count these alone. In addition there are scores: milliseconds for a million tokens of context
     # in a decode step, and for a million pairs of prompts.
     selected_tokens: float | None = None
+    # As selected_tokens, for pairs of prompts, which attend to more tokens in a form in which each takes less time, as
+    # long as that is quicker; null for selected_tokens.
+    prompt_selected_tokens: float | None = None
     index_context_ms: float = 0.0
     index_pairs_ms: float = 0.0
     # Time of a rank's prompts if no other rank of its worker computes any, as a share of their time if all ranks
@@ -79,11 +82,12 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def prefill_ms(self, tokens: float, cached_tokens: float = 0.0) -> float:
         """Milliseconds to compute `tokens` of a prompt after `cached_tokens` of it."""
-        if self.selected_tokens is None:
+        most = self.most_pairs
+        if most is None:
             return tokens * self.prompt_token_ms(cached_tokens + tokens / 2)
         end = cached_tokens + tokens
-        # Tokens before the first that attends to a selection, then the others.
-        first = min(max(self.selected_tokens, cached_tokens), end)
+        # Tokens before the first whose attention takes no longer, then the others.
+        first = min(max(most, cached_tokens), end)
         early = (first - cached_tokens) * self.prompt_token_ms((cached_tokens + first) / 2)
         return early + (end - first) * self.prompt_token_ms((first + end) / 2)
 
@@ -97,11 +101,16 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if sparse and self.sparse_pairs_ms is not None:
             pairs_ms = self.sparse_pairs_ms
         # As `_context_ms`, without its calls: placement asks several times for each worker.
-        attended = context_tokens
-        if self.selected_tokens is not None and attended > self.selected_tokens:
-            attended = self.selected_tokens
+        attended, most = context_tokens, self.most_pairs
+        if most is not None and attended > most:
+            attended = most
         context_ms = (attended * pairs_ms + context_tokens * self.index_pairs_ms) / MILLION
         return 1000 / self.prefill_tokens_per_second + context_ms
+
+    @property
+    def most_pairs(self) -> float | None:
+        """How many earlier tokens at most a prompt's token takes time to attend to; None if each of them does."""
+        return self.selected_tokens if self.prompt_selected_tokens is None else self.prompt_selected_tokens
 
     def step_ms(self, requests: int, context_tokens: int, chunks_ms: float) -> float:
         """Milliseconds of a step that decodes `requests` requests with `context_tokens` in total, and computes

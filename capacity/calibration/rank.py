@@ -6,6 +6,8 @@ import msgspec
 
 from capacity.calibration.fit import left_out_error
 from capacity.shapes import SHAPES
+from engine.model.config import parse_model_config
+from engine.model.masked_rows import selection_in_expanded_keys
 from mesh.cost_file import CostFile
 from mesh.costs import MILLION, CostModel
 from mesh.errors import ConfigError
@@ -53,7 +55,7 @@ def costs_of_rank(path: Path, defaults: CostModel | None = None) -> CostFile:
         defaults or CostModel(),
         decode_steps=points,
         decode_context_tokens=float(CONTEXT_TOKENS),
-        selected_tokens=_selected_tokens(report.shape),
+        **_selection(report.shape),
     )
     costs = _with_context(costs, report.decode)
     if report.prefill is not None:
@@ -68,9 +70,12 @@ def costs_of_rank(path: Path, defaults: CostModel | None = None) -> CostFile:
     )
 
 
-def _selected_tokens(shape: str) -> float | None:
-    selected = SHAPES.get(shape, {}).get("index_topk")
-    return None if selected is None else float(selected)
+def _selection(shape: str) -> dict[str, float | None]:
+    config = parse_model_config(SHAPES[shape]) if shape in SHAPES else None
+    if config is None or config.indexer is None:
+        return {"selected_tokens": None, "prompt_selected_tokens": None}
+    expanded = selection_in_expanded_keys(config)
+    return {"selected_tokens": float(config.indexer.top_k), "prompt_selected_tokens": float(expanded)}
 
 
 def _with_context(costs: CostModel, rows: list[_Decode]) -> CostModel:
@@ -90,7 +95,7 @@ def _with_context(costs: CostModel, rows: list[_Decode]) -> CostModel:
 def _with_prefill(costs: CostModel, prefill: _Prefill) -> CostModel:
     """Attention grows with the pairs of tokens that it reads, selection with all pairs, all else with the tokens."""
     tokens, pairs = TRACED_PROMPTS * CONTEXT_TOKENS, TRACED_PROMPTS * CONTEXT_TOKENS**2 / 2
-    early = costs.attended_tokens(CONTEXT_TOKENS)
+    early = CONTEXT_TOKENS if costs.most_pairs is None else min(CONTEXT_TOKENS, costs.most_pairs)
     attended = TRACED_PROMPTS * (early**2 / 2 + (CONTEXT_TOKENS - early) * early)
     attention_ms, selection_ms = (prefill.breakdown.get(group, 0.0) for group in (ATTENTION, SELECTION))
     rest_ms = tokens / prefill.tokens_per_second * 1000 - attention_ms - selection_ms

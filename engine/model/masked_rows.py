@@ -35,6 +35,12 @@ def masked_until(config: ModelConfig, dtype: torch.dtype, device: torch.device) 
     widths = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
     if config.indexer is None or not takes_masks(*widths, dtype, device):
         return 0
+    return selection_in_expanded_keys(config)
+
+
+def selection_in_expanded_keys(config: ModelConfig) -> int:
+    """To how many expanded keys a query attends with as many multiplications as to the latents that it selects."""
+    assert config.indexer is not None
     absorbed = (config.latent_dim + config.kv_lora_rank) * config.indexer.top_k
     return absorbed // (config.qk_head_dim + config.v_head_dim)
 

@@ -50,11 +50,16 @@ def test_context_beyond_a_selection_costs_its_scores_alone() -> None:
     assert costs.step_ms(8, 8 * 102_000, 0.0) == pytest.approx(24 + 8 * (0.02 + 0.101))
 
 
-@given(st.integers(0, 5000), st.integers(1, 5000))
-def test_a_prompts_pairs_are_those_selected_and_those_scored(cached: int, tokens: int) -> None:
-    costs = CostModel(prefill_pairs_ms=30.0, selected_tokens=2000.0, index_pairs_ms=2.0)
+@pytest.mark.parametrize(("of_prompts", "most"), [(None, 2000), (4000.0, 4000)])
+@given(cached=st.integers(0, 5000), tokens=st.integers(1, 5000))
+def test_a_prompts_pairs_are_those_selected_and_those_scored(
+    of_prompts: float | None, most: int, cached: int, tokens: int
+) -> None:
+    costs = CostModel(
+        prefill_pairs_ms=30.0, selected_tokens=2000.0, prompt_selected_tokens=of_prompts, index_pairs_ms=2.0
+    )
     places = [place + 0.5 for place in range(cached, cached + tokens)]
-    expected = sum(1000 / 5000 + (min(place, 2000) * 30.0 + place * 2.0) / 1e6 for place in places)
+    expected = sum(1000 / 5000 + (min(place, most) * 30.0 + place * 2.0) / 1e6 for place in places)
     assert costs.prefill_ms(tokens, cached) == pytest.approx(expected, rel=1e-6)
 
 

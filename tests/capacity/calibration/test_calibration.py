@@ -54,10 +54,11 @@ def test_a_rank_with_indexers_measures_selection_apart(tmp_path: Path) -> None:
     decode = [{"requests": 64, "step_ms": 34.0, "breakdown": {"attention": 4000.0, "selection": 700.0}}]
     prefill = {"tokens_per_second": 10_000.0, "breakdown": {"attention": 300.0, "selection": 50.0}}
     costs = costs_of_rank(saved(tmp_path / "rank.json", shape="v32-ep8-rank", decode=decode, prefill=prefill)).costs
-    assert costs.selected_tokens == 2048
+    assert costs.selected_tokens == 2048 and costs.prompt_selected_tokens == 6963
     assert costs.decode_context_ms == pytest.approx(4 / (64 * 0.002048))
     assert costs.index_context_ms == pytest.approx(0.7 / 0.224)
     assert costs.step_ms(64, 64 * 3500, 0.0) == pytest.approx(34.0) and costs.prefill_ms(3500) == pytest.approx(350.0)
+    assert costs.prefill_pairs_ms == pytest.approx(300 / (5 * 3500**2 / 2) * 1e6)
     assert costs.index_pairs_ms == pytest.approx(50 / (5 * 3500**2 / 2) * 1e6)
 
 
