@@ -8,7 +8,7 @@ from msgspec import Struct
 from gateway.openai.tools import CallBody
 from gateway.requests import validate_message_count
 from gateway.turns import ChatMessage
-from mesh.errors import InvalidRequest, Unsupported
+from mesh.errors import InvalidRequest, MissingField, Unsupported
 
 
 class ContentPart(Struct, forbid_unknown_fields=True):
@@ -17,11 +17,18 @@ class ContentPart(Struct, forbid_unknown_fields=True):
     """
 
     type: str
-    text: str = ""
+    text: str | None = None
     file: Any = None
     image_url: Any = None
     input_audio: Any = None
     refusal: Any = None
+
+    def said(self, field: str) -> str:
+        if self.type != "text":
+            raise InvalidRequest(f"content of type {self.type!r} is not supported: send text", field=f"{field}.type")
+        if self.text is None:
+            raise MissingField("the part has no text", field=f"{field}.text")
+        return self.text
 
 
 class Message(Struct, forbid_unknown_fields=True):
@@ -46,15 +53,22 @@ class Message(Struct, forbid_unknown_fields=True):
         for name in ("audio", "function_call"):
             if getattr(self, name) is not None:
                 raise Unsupported(f"{name} is not supported: leave it out", field=f"messages[{index}].{name}")
-        parts = self.content if isinstance(self.content, list) else [ContentPart("text", self.content or "")]
-        for part in parts:
-            if part.type != "text":
-                field = f"messages[{index}].content"
-                raise InvalidRequest(f"content of type {part.type!r} is not supported: send text", field=field)
+        content = self._text(f"messages[{index}].content")
         calls = [call.to_call() for call in self.tool_calls or ()]
-        content = "".join(part.text for part in parts)
         reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
         return ChatMessage(self.role, content, calls, self.tool_call_id, self.name, reasoning)
+
+    def _text(self, field: str) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        if self.content is None:
+            said = self.tool_calls or self.refusal or self.reasoning_content or self.reasoning
+            if self.role == "assistant" and said:
+                return ""
+            raise MissingField("the message has no content: send text, which may be empty", field=field)
+        if not self.content:
+            raise InvalidRequest("content is an empty list: send text, or at least one part", field=field)
+        return "".join(part.said(f"{field}[{index}]") for index, part in enumerate(self.content))
 
 
 def chat_messages(given: Sequence[Message]) -> list[ChatMessage]:

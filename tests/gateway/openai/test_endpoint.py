@@ -165,6 +165,14 @@ async def test_contents_in_parts_and_developers_are_taken() -> None:
         assert list(mesh.worker.submissions[0].token_ids)[:5] == spelled("<｜begin▁of▁sentence｜>s<｜User｜>ab")
 
 
+@pytest.mark.parametrize("field", [{"refusal": "no"}, {"reasoning_content": "why"}], ids=["refusal", "reasoning"])
+async def test_an_assistants_turn_may_lack_content(field: dict[str, str]) -> None:
+    async with running_mesh() as mesh:
+        messages = [*HELLO, {"role": "assistant", "content": None, **field}, *HELLO]
+        answer = await mesh.http.post(CHAT, json={"messages": messages, "max_tokens": 1})
+        assert answer.status_code == 200, answer.text
+
+
 async def test_a_stop_string_ends_the_answer() -> None:
     async with running_mesh(answering("one STOP two", step_seconds=0.005)) as mesh:
         answer = await client(mesh).chat.completions.create(model="oracle", messages=HELLO, stop=["STOP", "x"])

@@ -23,6 +23,7 @@ from tests.support.gateways import dispatch, running_mesh
 from tests.support.openai_calls import CHAT, COMPLETIONS, HELLO, client
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
@@ -36,7 +37,20 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "id out of range": (COMPLETIONS, {"prompt": [1, 1000]}, "prompt"),
     "negative id": (COMPLETIONS, {"prompt": [-1]}, "prompt"),
     "unknown role": (CHAT, {"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
-    "content of another kind": (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None),
+    "content of another kind": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        "messages[0].content[0].type",
+    ),
+    "no content": (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    "content of null": (CHAT, {"messages": [*HELLO, {"role": "tool", "content": None}]}, "messages[1].content"),
+    "an assistant that says nothing": (CHAT, {"messages": [{"role": "assistant"}, *HELLO]}, "messages[0].content"),
+    "no part of content": (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+    "a part without text": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+    ),
     "content of the wrong type": (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     "prompt of the wrong type": (COMPLETIONS, {"prompt": {"a": 1}}, "prompt"),
     "temperature of the wrong type": (CHAT, {"messages": HELLO, "temperature": "hot"}, "temperature"),

@@ -180,7 +180,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a call of a user's": (
         {
             "messages": [
-                {"role": "user", "tool_calls": [{"id": "x", "function": {"name": "a", "arguments": "{}"}}]},
+                {
+                    "role": "user",
+                    "content": "",
+                    "tool_calls": [{"id": "x", "function": {"name": "a", "arguments": "{}"}}],
+                },
             ]
         },
         "messages[0].tool_calls",
