@@ -9,6 +9,7 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 from gateway.catalog import load_texts
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway
+from gateway.open_files import grpc_connections, raise_limit
 from gateway.openai.http import application
 from gateway.openai.server import HttpServer
 from gateway.page.server import operator_server
@@ -27,6 +28,7 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 async def main(config: GatewayConfig, division: Division) -> None:
+    raise_limit()
     tls = for_clients(config.public_tls.certificate, config.public_tls.key) if config.public_tls else None
     channels = service_channels(config.security.tls)
     # The operators' page serves the metrics on its own port, so the gRPC server must not open that port.
@@ -49,7 +51,15 @@ async def main(config: GatewayConfig, division: Division) -> None:
             share_port=several,
         )
         page = operator_server(config, gateway, channels, siblings)
-        server = MeshServer(server_config, "gateway", [registration], tls, public=True, share_ports=several)
+        server = MeshServer(
+            server_config,
+            "gateway",
+            [registration],
+            tls,
+            public=True,
+            share_ports=several,
+            connections=grpc_connections(),
+        )
         async with server, http, page:
             _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})
             await gateway.until(server.until_signal(), server.ready, server.drain)

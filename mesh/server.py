@@ -68,7 +68,8 @@ class MeshServer:
 
     Without `tls` the server uses plaintext and does not authenticate callers. `public`: its callers are clients of the
     mesh rather than services. `share_ports`: other processes of this service listen on the same ports, and each gets a
-    part of the connections.
+    part of the connections. `connections`: further ones are closed at once, which their clients see as UNAVAILABLE; by
+    default any number is taken.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class MeshServer:
         *,
         public: bool = False,
         share_ports: bool = False,
+        connections: int | None = None,
     ) -> None:
         self.port = 0
         self.metrics_port: int | None = None
@@ -96,6 +98,8 @@ class MeshServer:
         self._edge = EdgeInterceptor(config.max_calls, [*endless, watch, info], serves)
         keepalive = CLIENTS_KEEPALIVE if public else KEEPALIVE
         options = [*_options(config, share_ports), *keepalive]
+        if connections is not None:
+            options.append(("grpc.max_allowed_incoming_connections", connections))
         self._server = grpc.aio.server(interceptors=[self._edge], options=options)
         self._register(registrations)
         self._probed: grpc.aio.Server | None = None

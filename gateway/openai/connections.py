@@ -1,10 +1,10 @@
 """Connections of HTTP clients: bounds their number, and the size and the duration of a request's headers."""
 
 import asyncio
-import resource
 from dataclasses import dataclass
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -12,10 +12,9 @@ from uvicorn.server import ServerState
 
 from gateway.openai.half_closed import PROBE, HalfClosed, tells_states
 from gateway.openai.plain_requests import PlainRequestParser
+from gateway.openai.refusals import BUSY, MALFORMED, TOO_LARGE, Refusal, RefusalLog
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: 1\r\nconnection: close\r\n\r\n"
-TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 # How long a client of HTTP/1.0 that has closed its sending side waits for an answer to begin: it knows no 1xx, which
 # could tell whether it still reads.
 PATIENCE_WITHOUT_PROBE_SECONDS = 1.0
@@ -39,10 +38,11 @@ class LimitedConfig(uvicorn.Config):
         self.limits = limits
         # Set whenever a connection has ended.
         self.lost = asyncio.Event()
+        self.refusals = RefusalLog()
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """Closes itself if headers take too long, or are too large, and ignores requests to change its protocol.
+    """Closes itself if headers take too long, are too large or no HTTP, and ignores requests to change its protocol.
 
     A connection beyond the limit replaces the connection that has been idle for longest; if none is idle, it is
     answered 503.
@@ -63,7 +63,7 @@ class LimitedConnection(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         # Whether the headers that were read last ask for another protocol: the parser will read them again.
         self._read_again = False
-        self._limits, self._lost = config.limits, config.lost
+        self._limits, self._lost, self._refusals = config.limits, config.lost, config.refusals
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
         # Bytes read since the headers, a part of the body or the message was last complete. They belong to a URL,
@@ -95,9 +95,16 @@ class LimitedConnection(HttpToolsProtocol):
         if self.idle and self._header_timer is None:
             self._await_headers()
         self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse_head()
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # CONNECT: it was answered like any other request, and its connection carries nothing else.
+            pass
+        except httptools.HttpParserError:
+            self._refuse(MALFORMED)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(TOO_LARGE)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether to keep the connection open: a request that is whole is answered."""
@@ -132,7 +139,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._stop_awaiting_headers()
         # Headers that come in one piece were not counted while they came.
         if self._field_bytes > MAX_HEAD_BYTES:
-            self._refuse_head()
+            self._refuse(TOO_LARGE)
             return
         # A tunnel is the one wish that a request consists of.
         self._read_again = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
@@ -182,13 +189,16 @@ class LimitedConnection(HttpToolsProtocol):
         if idle:
             min(idle, key=lambda each: each._idle_since)._close("idle")
         else:
-            self.transport.write(BUSY)
-            self._close("busy")
+            self._refuse(BUSY)
 
-    def _refuse_head(self) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
+        if self.transport.is_closing():
+            return
+        # In the middle of an answer it would become a part of that.
         if self.idle:
-            self.transport.write(TOO_LARGE)
-        self._close("large")
+            self.transport.write(refusal.answer)
+        self._refusals.note(refusal.why, self.client)
+        self._close(refusal.why)
 
     def _close(self, why: str) -> None:
         GATEWAY_HTTP_CLOSED.labels(why).inc()
@@ -209,9 +219,3 @@ def _end_by_closing(cycle: RequestResponseCycle) -> None:
         await send_framed(message)  # type: ignore[arg-type]
 
     cycle.send = send  # type: ignore[method-assign, assignment]
-
-
-def connections_that_fit() -> int:
-    """Three quarters of the files that the process may open; the rest is for gRPC and logs."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, files * 3 // 4)

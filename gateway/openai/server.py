@@ -11,7 +11,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config import HttpConfig
-from gateway.openai.connections import ConnectionLimits, LimitedConfig, connections_that_fit
+from gateway.open_files import http_connections
+from gateway.openai.connections import ConnectionLimits, LimitedConfig
 from mesh.addresses import with_port
 from mesh.errors import ConfigError
 from mesh.ports import bound_socket
@@ -87,7 +88,7 @@ class HttpServer:
         self._server = _Server(
             LimitedConfig(
                 application,
-                ConnectionLimits(config.connections or connections_that_fit(), config.header_seconds),
+                ConnectionLimits(config.connections or http_connections(), config.header_seconds),
                 ws="none",
                 lifespan="off",
                 access_log=False,

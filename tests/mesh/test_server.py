@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,21 @@ async def test_readiness_follows_ready_and_drain_while_liveness_stays() -> None:
         assert await all_health(channel) == [SERVING, SERVING, SERVING]
         await server.drain()
         assert await all_health(channel) == [SERVING, NOT_SERVING, NOT_SERVING]
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once() -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(MeshServer(ServerConfig(), "test", [], connections=1))
+        # Channels to one address share a connection unless they are told not to.
+        alone = [("grpc.use_local_subchannel_pool", 1)]
+        first, second = (grpc.aio.insecure_channel(server.endpoint, options=alone) for _ in range(2))
+        await stack.enter_async_context(first)
+        await stack.enter_async_context(second)
+        assert await health(first, "liveness") == SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await health(second, "liveness")
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await health(first, "liveness") == SERVING
 
 
 async def test_reflection_lists_every_service() -> None:

@@ -93,6 +93,35 @@ async def test_headers_that_come_in_one_piece_are_bounded_too(padding: bytes) ->
         assert (await mesh.http.get("/health")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", HEALTH[:-2] + b"a b: c\r\n\r\n"],
+    ids=["TLS", "HTTP/2", "header"],
+)
+async def test_a_request_that_is_no_http_names_its_client(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with running_mesh() as mesh:
+        connection = await connect(mesh, sent)
+        host, port = connection[1].get_extra_info("sockname")
+        assert (await closed(connection)).startswith(b"HTTP/1.1 400 ")
+        # Before the pause is over, the next one leaves no line.
+        await closed(await connect(mesh, sent))
+        (line,) = (vars(record)["fields"] for record in caplog.records if record.levelname == "WARNING")
+        assert line == {"why": "malformed", "client": f"{host}:{port}", "connections": 1}
+
+
+async def test_a_malformed_request_does_not_break_the_answer_before_it() -> None:
+    async with running_mesh() as mesh:
+        sent = await closed(await connect(mesh, completion(b"1.1", stream=True) + b"no request\r\n\r\n"))
+        assert b" 400 " not in sent
+
+
+async def test_a_wish_for_a_tunnel_is_answered_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_mesh() as mesh:
+        head = await answered(await connect(mesh, b"CONNECT / HTTP/1.1\r\nhost: a\r\n\r\n"))
+        assert head.startswith(b"HTTP/1.1 4")
+        assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def completion(version: bytes, **fields: Any) -> bytes:
     body = json.dumps({"model": "oracle", "prompt": "abc", "max_tokens": 3, **fields}).encode()
     head = b"POST /v1/completions HTTP/%s\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
