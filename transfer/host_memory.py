@@ -123,14 +123,14 @@ class _MappedBlocks:
 
     def copy(
         self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
-    ) -> Done[bool] | str:
+    ) -> Done[str | None]:
         for number, (source, block) in enumerate(zip(sources, blocks, strict=True)):
             self._memory.copy(tile, block, self._mapped, source)
             # While the processor has it in its caches.
             refusal = None if check is None else check(number, partial(self._pieces, tile, block))
             if refusal is not None:
-                return refusal
-        return Done(True)
+                return Done(refusal)
+        return Done(None)
 
     def _pieces(self, tile: Tile, block: int) -> list[memoryview]:
         return [piece.data for piece in self._memory.pieces(tile, block)]

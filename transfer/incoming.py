@@ -20,9 +20,9 @@ _NUMBER_BYTES = 9
 class Source(Protocol):
     """Where an announced segment is read without a slot, if its sender does not send it."""
 
-    def take(self, incoming: "Incoming", index: int) -> Pending[bool] | str:
-        """Begin to copy the segment to its blocks; the result is whether that succeeded. Or returns why it must not be
-        used; its blocks then hold anything.
+    def take(self, incoming: "Incoming", index: int) -> Pending[str | None]:
+        """Begin to copy the segment to its blocks. The result is None if that succeeded, or why it must not be used;
+        its blocks then hold anything.
         """
         ...
 

@@ -10,7 +10,7 @@ from transfer.segments import Tile
 # KV as uint8 [layers, blocks, bytes of a block in a layer].
 Pool: TypeAlias = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 # Takes the number of a block among those that are copied, and its pieces, which no process changes any more. Returns
-# why they must not be used, or None.
+# why they must not be used, or None. It is called from any thread, for several blocks at a time.
 Check: TypeAlias = Callable[[int, Callable[[], Sequence[memoryview]]], str | None]
 Result = TypeVar("Result", covariant=True)
 
@@ -43,11 +43,12 @@ class HostSource(Protocol):
 
     def copy(
         self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
-    ) -> Pending[bool] | str:
-        """Begin to copy the tile's layers of these blocks to `blocks` of the KV memory, one to one. The result is
-        whether that succeeded. Work that begins after completion sees them.
+    ) -> Pending[str | None]:
+        """Begin to copy the tile's layers of these blocks to `blocks` of the KV memory, one to one. The result is None
+        if that succeeded: work that begins after completion sees them.
 
-        Returns instead what `check` returned of a block, if that is not None: `blocks` then hold anything.
+        Otherwise it is what `check` returned of a block, or `landing.NOT_COPIED`. `blocks` then hold anything, and
+        nothing writes to them any more.
         """
         ...
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transfer.incoming import Incoming, Source
+from transfer.incoming import Incoming
 from transfer.landing import (
     DEADLINE_EXCEEDED,
     NOT_BELIEVED,
-    NOT_COPIED,
     SENDER_LOST,
     WRONG_CHECKSUM,
     WRONG_SIZE,
@@ -40,11 +39,12 @@ class _Receive:
 
 @dataclass(eq=False)
 class _Copy:
-    """A segment that is being copied to its blocks, and verified if it was sent."""
+    """A segment that is being verified and copied to its blocks."""
 
     incoming: Incoming
     index: int
-    landed: Pending[bool]
+    # Whether it was right, if it was sent; else why it must not be used, if there is a reason.
+    landed: Pending[bool] | Pending[str | None]
 
 
 class Receiver:
@@ -200,19 +200,10 @@ class Receiver:
         # The transfer may have ended meanwhile.
         if incoming.verifiable(index):
             if incoming.source is not None:
-                self._take(incoming, index, incoming.source)
+                self._copies.append(_Copy(incoming, index, incoming.source.take(incoming, index)))
             else:
                 self._begin_copy(incoming, index)
         return True
-
-    def _take(self, incoming: Incoming, index: int, source: Source) -> None:
-        """Begin to copy a segment from where it lies with its sender."""
-        taken = source.take(incoming, index)
-        if isinstance(taken, str):
-            self._refused.add(taken)
-            self.give_up(incoming, NOT_BELIEVED, f"what was read from the sender's memory is refused: {taken}")
-        else:
-            self._copies.append(_Copy(incoming, index, taken))
 
     def _begin_copy(self, incoming: Incoming, index: int) -> None:
         """Verify a segment in its slot, and copy it to its blocks."""
@@ -246,19 +237,19 @@ class Receiver:
         return ended
 
     def _end_copy(self, copy: _Copy) -> None:
-        incoming = copy.incoming
-        if copy.landed.result():
+        incoming, landed = copy.incoming, copy.landed.result()
+        if landed is None or landed is True:
             slot = incoming.land(copy.index)
             if slot is not None:
                 self._slots.release(slot)
             self._received_bytes.add(incoming.transport, self._size(incoming.tiles[copy.index]))
             self._end_if_over(incoming)
-        elif incoming.is_sent:
+        elif landed is False:
             self._refused.add(WRONG_CHECKSUM)
             self.give_up(incoming, NOT_BELIEVED, "a segment's bytes are not those that its sender announced")
         else:
-            self._refused.add(NOT_COPIED)
-            self.give_up(incoming, NOT_BELIEVED, "the sender's memory could not be copied")
+            self._refused.add(landed)
+            self.give_up(incoming, NOT_BELIEVED, f"what was read from the sender's memory is refused: {landed}")
 
     def _size(self, tile: Tile) -> int:
         return tile.pieces * self._memory.piece_bytes

@@ -155,11 +155,10 @@ class _WatchedSource:
 
     def copy(
         self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
-    ) -> Pending[bool] | str:
-        copied = self._source.copy(tile, sources, blocks, check)
+    ) -> Pending[str | None]:
         # What is refused is read by no batch.
-        if not isinstance(copied, str):
-            self._landings.append((LandedKv(tile.first_layer, tile.layer_count, list(blocks)), copied))
+        copied = self._source.copy(tile, sources, blocks, check)
+        self._landings.append((LandedKv(tile.first_layer, tile.layer_count, list(blocks)), copied))
         return copied
 
 

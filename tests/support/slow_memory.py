@@ -65,19 +65,14 @@ class SlowMemory:
 
 
 class SlowSource:
-    """A `transfer.memory.HostSource` of a SlowMemory. What is checked is copied at once."""
+    """A `transfer.memory.HostSource` of a SlowMemory."""
 
     def __init__(self, memory: SlowMemory, source: HostSource) -> None:
         self._memory = memory
         self._source = source
 
-    def copy(
-        self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
-    ) -> Copying | str:
-        if check is None:
-            return self._memory.later(lambda: cast("Done[bool]", self._source.copy(tile, sources, blocks)))
-        copied = self._source.copy(tile, sources, blocks, check)
-        return copied if isinstance(copied, str) else self._memory.later(lambda: Done(True))
+    def copy(self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None) -> Copying:
+        return self._memory.later(lambda: cast("Done[str | None]", self._source.copy(tile, sources, blocks, check)))
 
 
 class LateMemory(SlowMemory):

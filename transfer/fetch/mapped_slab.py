@@ -6,7 +6,7 @@ from functools import partial
 from transfer.block_macs import MacSink, Pieces
 from transfer.incoming import Incoming
 from transfer.landing import WRONG_SIZE
-from transfer.memory import KvMemory, Pending
+from transfer.memory import Done, KvMemory, Pending
 from transfer.segments import Tile
 from transfer.shared_memory import map_memory
 from transfer.ticket import SlabHandle
@@ -31,11 +31,11 @@ class MappedSlab:
         mapped = map_memory(handle.memory, writable=memory.is_on_gpu)
         self._source = memory.host_source(mapped.reshape(handle.blocks, handle.layers, handle.piece_bytes))
 
-    def take(self, incoming: Incoming, index: int) -> Pending[bool] | str:
+    def take(self, incoming: Incoming, index: int) -> Pending[str | None]:
         """See `transfer.incoming.Source`."""
         tile, sources = incoming.tiles[index], incoming.sources(index)
         if not self._has(tile, sources):
-            return WRONG_SIZE
+            return Done(WRONG_SIZE)
         blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
         sink = incoming.mac_sink
         check = None if sink is None else partial(_refusal, sink, incoming, index)

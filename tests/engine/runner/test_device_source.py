@@ -4,6 +4,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -13,7 +14,10 @@ import torch
 from cuda.bindings import driver as cuda
 
 from engine.runner import device_source
+from engine.runner.checked_blocks import THREADS
 from engine.runner.device_source import DeviceSource
+from transfer.landing import NOT_COPIED
+from transfer.memory import Check
 from transfer.segments import Tile
 
 # The store's blocks have a layer more than the worker's. One and a half of them have a page.
@@ -68,8 +72,8 @@ class Made:
         self.planes = [torch.zeros(LAYERS, BLOCKS, width, dtype=torch.uint8) for width in WIDTHS]
         # A list of its own: the source is to go with the last reference to it.
         self.waits = waits = list[None]()
-        event = SimpleNamespace(query=lambda: True, synchronize=lambda: None)
-        stream: Any = SimpleNamespace(cuda_stream=7, record_event=lambda: event, synchronize=lambda: waits.append(None))
+        event = SimpleNamespace(query=lambda: True, synchronize=lambda: waits.append(None))
+        stream: Any = SimpleNamespace(cuda_stream=7, record_event=lambda: event)
         self.source = DeviceSource(self.mapped, self.planes, stream)
 
     def check(self, tile: Tile, sources: Sequence[int], blocks: Sequence[int]) -> None:
@@ -102,7 +106,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_blocks_reach_their_places_in_all_planes(make: Make, tile: Tile, most_regions: int) -> None:
     made = make(most_regions)
     copied = made.source.copy(tile, [8, 0, 4], [1, 4, 2])
-    assert not isinstance(copied, str) and copied.completed and copied.result()
+    assert copied.completed and copied.result() is None
     made.check(tile, [8, 0, 4], [1, 4, 2])
     assert made.driver.copies == [(tile.layer_count, width) for width in WIDTHS] * 3
 
@@ -133,7 +137,7 @@ def test_what_was_checked_is_what_arrives(make: Make) -> None:
         made.mapped[[8, 0][number]] = 0
 
     copied = made.source.copy(Tile(1, 2, 0, 2), [8, 0], [1, 4], check)
-    assert not isinstance(copied, str) and copied.result()
+    assert copied.result() is None and copied.completed
     made.mapped[:] = right
     made.check(Tile(1, 2, 0, 2), [8, 0], [1, 4])
 
@@ -141,8 +145,27 @@ def test_what_was_checked_is_what_arrives(make: Make) -> None:
 def test_nothing_is_written_once_a_block_is_refused(make: Make) -> None:
     made = make(10)
     refused = made.source.copy(Tile(0, 3, 0, 3), [8, 0, 4], [1, 4, 2], lambda number, _: "wrong" if number else None)
-    assert refused == "wrong" and len(made.waits) == 1
+    # It waits for the copy of each block.
+    assert refused.result() == "wrong" and len(made.waits) == 3
     made.check(Tile(0, 3, 0, 1), [8], [1])
+
+
+def test_several_blocks_are_checked_at_a_time(make: Make) -> None:
+    made, together = make(10), Barrier(THREADS)
+
+    def check(number: int, pieces: Callable[[], Sequence[memoryview]]) -> None:
+        together.wait(timeout=60)
+
+    assert made.source.copy(Tile(0, 3, 0, THREADS), range(THREADS), range(THREADS), check).result() is None
+    made.check(Tile(0, 3, 0, THREADS), range(THREADS), range(THREADS))
+
+
+def test_more_blocks_than_threads_reach_their_places(make: Make) -> None:
+    made = make(10)
+    sources, blocks = [8, 7, 6, 5, 4], [3, 0, 4, 1, 2]
+    assert len(blocks) > THREADS
+    assert made.source.copy(Tile(0, 3, 0, 5), sources, blocks, lambda *_: None).result() is None
+    made.check(Tile(0, 3, 0, 5), sources, blocks)
 
 
 @pytest.fixture
@@ -163,11 +186,11 @@ def test_what_was_locked_is_unlocked_at_once_in_the_end(make: Make) -> None:
     assert not made.driver.locked and sys.getrefcount(made.mapped) < users
 
 
-def test_a_copy_that_the_driver_refuses_fails(make: Make) -> None:
+@pytest.mark.parametrize("check", [None, lambda *_: None], ids=["unchecked", "checked"])
+def test_a_copy_that_the_driver_refuses_fails(make: Make, check: Check | None) -> None:
     made = make(10)
     made.driver.fails = True
-    copied = made.source.copy(Tile(0, 3, 0, 1), [0], [0])
-    assert not isinstance(copied, str) and not copied.result()
+    assert made.source.copy(Tile(0, 3, 0, 1), [0], [0], check).result() == NOT_COPIED
 
 
 def test_memory_of_which_nothing_can_be_locked_is_an_error(make: Make) -> None:

@@ -167,10 +167,10 @@ def test_a_fetch_that_ends_first_waits_for_its_copies() -> None:
 
 def test_a_copy_that_fails_ends_the_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, copies = slow_scene()
-    monkeypatch.setattr(copies[0], "_done", Done(False))
+    monkeypatch.setattr(copies[0], "_done", Done(NOT_COPIED))
     scene.receiver.poll(0.0)
     assert scene.refused.counts == {NOT_COPIED: 1}
-    assert scene.incoming.failure is not None and "could not be copied" in scene.incoming.failure.message
+    assert scene.incoming.failure is not None and "refused: not_copied" in scene.incoming.failure.message
 
 
 def test_bytes_of_a_segment_that_is_not_sent_are_dropped() -> None:
