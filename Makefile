@@ -52,6 +52,9 @@ dist: .venv/installed
 # schemas.
 deploy-check: .venv/installed-deploy deploy/check/node_modules check-deploy
 
+# Tests the chart in the cluster that kubectl reaches, in namespaces of its own: all sizes, install, upgrade, uninstall. Pods need not run.
+check-cluster: .venv/installed-deploy deploy/check/node_modules
+
 # Runs the tests with Envoy, then the suites of the gateway's gRPC and HTTP with clients that reach it through Envoy.
 check-envoy: .venv/installed-deploy
 	$(BIN)/python -m pytest --check=envoy -o timeout=0

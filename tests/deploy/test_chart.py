@@ -23,6 +23,7 @@ from tests.support.chart import (
     R1,
     SIZES,
     Resource,
+    helm,
     lint,
     named,
     of_size,
@@ -114,6 +115,29 @@ def test_a_wrong_value_fails_the_lint_by_its_name(value: str, named_in_words: st
     done = lint("--set", value)
     assert done.returncode != 0
     assert named_in_words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ("redis.url=rediss://redis:6379", "another Redis than the chart's own: set redis.enabled=false"),
+        ("serviceMesh=istio,security.issuer.name=ca", "leave security.issuer.name empty"),
+        (
+            "decode.autoscaling.enabled=true,decode.autoscaling.minReplicas=9",
+            "decode.autoscaling.minReplicas=9 is more than maxReplicas=8",
+        ),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(values: str, words: str) -> None:
+    done = lint("--set", values)
+    assert done.returncode != 0
+    assert words in done.stdout
+
+
+def test_a_release_may_have_a_name_of_forty_characters() -> None:
+    assert helm("template", 40 * "m", str(CHART), "--kube-version", f"{KUBERNETES}.0").returncode == 0
+    refused = helm("template", 41 * "m", str(CHART), "--kube-version", f"{KUBERNETES}.0")
+    assert "has 41 characters: choose one of at most 40" in refused.stderr
 
 
 def test_every_value_has_a_schema_and_a_default() -> None:
