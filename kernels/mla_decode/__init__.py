@@ -38,9 +38,11 @@ def _on_device(
     query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float, kv_scale: float
 ) -> Attended:
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
-    from kernels.mla_decode import bf16, fp8, triton
+    from kernels.mla_decode import bf16, few_heads, fp8, triton
     from kernels.mla_decode.parts import HEADS
 
+    if few_heads.takes(query, pool, value_width):
+        return few_heads.attend(query, pool, plan, scale)
     packaged = flash_mla.takes(query, pool, value_width)
     # Measured: flash_mla is faster with 16 heads, ours with 128, where it reads every latent once for two row tiles.
     if bf16.takes(query, pool, value_width) and (query.shape[1] >= 2 * HEADS or not packaged):

@@ -27,7 +27,7 @@ __device__ __forceinline__ void find(Share (&shares)[ROWS], const Work& work, in
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
     int item = first + i * WARPS * gridDim.x, row = item / SHARES % stride, index = item / SHARES / stride;
-    SplitRequest split = index < work.part_count ? work.split_requests[index] : SplitRequest{0, 0, 0, 0};
+    SplitRequest split = work.split_request(index);
     shares[i] = {split.first * stride + row, stride, split.request * stride + row, split.last - split.first,
                  item % SHARES * 32 + (int)threadIdx.x % 32};
   }

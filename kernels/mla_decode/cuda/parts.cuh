@@ -41,7 +41,8 @@ struct Work {
   // Index of each part's first piece, [parts + 1]; the pieces, [requests + parts].
   int* parts;
   Piece* pieces;
-  // The split requests, [parts]; the rest of the array has no slots.
+  // The split requests, [parts]; the rest of the array has no slots. Null if there is one request, which every part has a
+  // piece of.
   SplitRequest* split_requests;
   // The packings that `schedule` tries: [tried, requests].
   int* tried;
@@ -54,6 +55,10 @@ struct Work {
 
   __device__ __forceinline__ int row_tiles() const { return query_tokens * ((heads + HEADS - 1) / HEADS); }
   __device__ __forceinline__ Part part(int index) const { return {parts[index], parts[index + 1]}; }
+  __device__ __forceinline__ SplitRequest split_request(int index) const {
+    if (!split_requests) return {0, 0, index == 0 ? part_count : 0, 0};
+    return index < part_count ? split_requests[index] : SplitRequest{0, 0, 0, 0};
+  }
 };
 
 // Row of `out` or of `values` where a piece's results begin, for one query and first head.

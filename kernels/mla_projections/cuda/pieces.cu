@@ -35,7 +35,7 @@ struct Pieces {
   static __device__ __forceinline__ Pieces of(const Work& work, int token, int head) {
     int request = token / work.query_tokens, index = token % work.query_tokens, lane = threadIdx.x % 32;
     for (int first = 0; first < work.part_count; first += 32) {
-      SplitRequest split = first + lane < work.part_count ? work.split_requests[first + lane] : SplitRequest{0, 0, 0, 0};
+      SplitRequest split = work.split_request(first + lane);
       bool used = split.last > split.first;
       u32 found = __ballot_sync(~0u, used && split.request == request), all = __ballot_sync(~0u, used);
       if (found) {
@@ -61,12 +61,12 @@ struct Average {
   float largest = LOWEST, total = 0.0f;
   Values sums[STEPS] = {};
 
-  // Adds every `stride`-th piece from `first` on.
-  __device__ __forceinline__ void add_all(const Pieces& pieces, int first, int stride) {
+  // Adds every `stride`-th piece from `first` on. alone: whether no other CTA reads them.
+  __device__ __forceinline__ void add_all(const Pieces& pieces, int first, int stride, bool alone) {
 #pragma unroll 1
     for (int piece = first; piece < pieces.count; piece += stride * IN_FLIGHT) add_some(pieces, piece, stride);
     __syncwarp();
-    if (!pieces.log_sums || threadIdx.x % LINE_THREADS) return;
+    if (!alone || !pieces.log_sums || threadIdx.x % LINE_THREADS) return;
     for (int piece = first; piece < pieces.count; piece += stride)
 #pragma unroll
       for (int step = 0; step < STEPS; step++) discard(pieces.at(piece, step));
@@ -124,7 +124,7 @@ struct Join {
   __device__ __forceinline__ void leave(const Pieces& pieces, int part, int sharing) const {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Average average;
-    average.add_all(pieces, part, sharing);
+    average.add_all(pieces, part, sharing, given.expand.shares == 1);
     float4* to = reinterpret_cast<float4*>(shared.sums[warp]);
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {

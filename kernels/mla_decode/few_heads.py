@@ -1,0 +1,60 @@
+"""Our decode attention of one token with few heads over a bf16 pool on Hopper: `cuda/few_heads.cu`."""
+
+import math
+
+import torch
+
+from kernels.few_rows import are_few
+from kernels.hopper import processors
+from kernels.kv_copy import BLOCK_TOKENS
+from kernels.mla_decode import bf16
+from kernels.mla_decode.attended import Attended
+from kernels.mla_decode.bf16 import LATENT, WIDTH
+from kernels.mla_decode.parts import CUDA, DividedWork, Work
+from kernels.mla_decode.plan import DecodePlan
+from kernels.nvrtc import encode_rows, load_kernel
+from kernels.structures import structure
+
+SOURCE = CUDA / "few_heads.cu"
+Arguments = structure(SOURCE, "Arguments")
+# Numbers of heads that kernels are compiled for.
+HEADS = (16, 32)
+# As in the source. Each cluster leaves a piece.
+CTAS, CLUSTERS, THREADS = 4, 16, 256
+# The only schedule: no kernel makes one.
+EVEN = "even"
+# Whether it is chosen: no GPU has run its tests yet.
+ON_GPUS = False
+
+
+def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
+    """Whether there is one token with few heads of what `bf16` takes."""
+    few = len(query) == 1 and are_few(query) and query.shape[1] <= max(HEADS)
+    return ON_GPUS and few and bf16.takes(query, pool, value_width)
+
+
+def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> Attended:
+    """As `bf16.attend`, for what it `takes`."""
+    tokens, heads, _ = query.shape
+    device = query.device
+    assert tokens == plan.rows == plan.query_tokens == 1
+    tile = next(size for size in HEADS if size >= heads)
+    out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
+    values = torch.empty(CLUSTERS, heads, LATENT, dtype=query.dtype, device=device)
+    log_sums = torch.empty(CLUSTERS, heads, dtype=torch.float32, device=device)
+    work = Work(
+        block_table=plan.block_table.data_ptr(), lengths=plan.lengths.data_ptr(), out=out.data_ptr(),
+        values=values.data_ptr(), log_sums=log_sums.data_ptr(), requests=1, query_tokens=1, heads=heads,
+        part_count=CLUSTERS, unit_tokens=BLOCK_TOKENS,
+    )  # fmt: skip
+    arguments = Arguments(
+        pool_boxes=encode_rows(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS, WIDTH * 2, BLOCK_TOKENS, 128),
+        query_boxes=encode_rows(query.data_ptr(), heads, WIDTH * 2, tile, 128), work=work, pool=pool.data_ptr(),
+        scale_log2=scale * math.log2(math.e),
+    )  # fmt: skip
+    # A kernel launched as a dependent one reads the plan before it waits, so a new plan must be complete.
+    follows = plan.schedule.metadata == EVEN
+    plan.schedule.metadata = EVEN
+    kernel = load_kernel(SOURCE, f"attend_{tile}", device.index or 0)
+    kernel.launch((CTAS * CLUSTERS, 1, 1), THREADS, arguments, cluster=CTAS, dependent=follows)
+    return Attended(out, DividedWork(work, 1, processors(device), follows, (values, log_sums)))

@@ -1,0 +1,65 @@
+"""Attention of one token with few heads on Hopper, against its definition and as a kernel of a captured chain."""
+
+import pytest
+import torch
+
+from bench.kernels.inputs import random_bfloat16
+from kernels.mla_decode import plan_decode, reference
+from kernels.mla_projections import few_rows as projections
+from kernels.mla_projections import pieces
+from tests.support.errors import relative_error
+from tests.support.hopper import on_hopper
+from tests.support.latents import scattered_contexts
+
+few_heads = pytest.importorskip("kernels.mla_decode.few_heads")
+
+LATENT, WIDTH, NOPE, ROPE, SCALE = 512, 576, 128, 64, 0.05
+REPLAYS = 200
+
+pytestmark = [pytest.mark.gpu, on_hopper, pytest.mark.usefixtures("poisoned")]
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 3500, 4096, 4097, 90000])
+@pytest.mark.parametrize("heads", [3, 16, 20, 32])
+def test_one_token_attends_to_its_context(length: int, heads: int) -> None:
+    stored = scattered_contexts([length], WIDTH)
+    pool, query = stored.pool.cuda().bfloat16(), random_bfloat16(1, heads, WIDTH)
+    plan = plan_decode(stored.block_table.cuda(), stored.lengths.cuda())
+    found = few_heads.attend(query, pool, plan, SCALE).joined()
+    expected = reference.mla_decode(query.float(), pool.float(), plan, LATENT, SCALE, 1.0)
+    assert relative_error(found, expected) < 0.01
+
+
+@pytest.mark.parametrize(("heads", "value"), [(16, 128), (20, 256)])
+def test_its_captured_pieces_see_the_latest_latent(heads: int, value: int) -> None:
+    """Each layer writes a latent, attends at once, and expands; lengths grow between replays."""
+    table = torch.randperm(80).int().view(1, 80).cuda()
+    pool, lengths = random_bfloat16(80, 64, WIDTH), torch.tensor([3000], device="cuda", dtype=torch.int32)
+    projected = random_bfloat16(6, 1, heads * (NOPE + ROPE) + WIDTH)
+    weight, norm = random_bfloat16(heads, NOPE + value, LATENT), torch.ones(LATENT, device="cuda").bfloat16()
+    turns = torch.ones(1, ROPE // 2, dtype=torch.complex64, device="cuda")
+
+    def step(after_each: bool) -> torch.Tensor:
+        last, plan, found = lengths.long() - 1, plan_decode(table, lengths), []
+        slots = table[0, last // 64] * 64 + last % 64
+        for own in projected:
+            absorb = weight[:, :NOPE].contiguous()
+            query = projections.write_and_absorb(own, absorb, norm, 1e-6, turns, slots.long(), pool, 1.0)
+            if after_each:
+                torch.cuda.synchronize()
+            attended = few_heads.attend(query, pool, plan, SCALE)
+            if after_each:
+                torch.cuda.synchronize()
+            found.append(pieces.expand_pieces(attended, weight[:, NOPE:].transpose(1, 2)))
+        return torch.stack(found)
+
+    step(after_each=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(after_each=False)
+    for _ in range(REPLAYS):
+        found.zero_()
+        graph.replay()
+        seen = found.clone()
+        assert torch.equal(seen, step(after_each=True))
+        lengths += 1
