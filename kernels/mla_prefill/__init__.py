@@ -55,8 +55,16 @@ def mla_prefill(
     _check(query, own, shared, value, plan, mask)
     assert out.shape == (*query.shape[:2], value.shape[2]) and out.dtype == query.dtype
     assert out.stride()[1:] == (value.shape[2], 1)
+    if query.is_cuda and not plan.quantized:
+        # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
+        from kernels.mla_prefill import bf16
+
+        if bf16.takes(query, own, shared, value, masked=mask is not None):
+            bf16.mla_prefill(query, own, shared, value, plan, out, scale, mask)
+            return
     if mask is not None:
-        _attend_masked(query, own, shared, value, plan, mask, out, scale)
+        seen = seen_keys(mask, plan.queries, plan.keys)
+        reference.mla_prefill(query, own, shared, value, plan, out, scale, seen)
         return
     _implementation(query, own, shared, value, plan)(query, own, shared, value, plan, out, scale)
 
@@ -80,15 +88,13 @@ def attend_and_quantize(
     (queries, heads, _), width = query.shape, value.shape[2]
     assert out.values.shape == (queries, heads * width)
     if query.is_cuda:
-        from kernels.mla_prefill import bf16, fp8, hopper_inputs, masked
+        from kernels.mla_prefill import bf16, fp8, hopper_inputs
 
-        if mask is not None and masked.takes(query, own, shared, value):
-            masked.attend_and_quantize(query, own, shared, value, plan, mask, out, scale)
+        if not plan.quantized and bf16.takes_quantized(query, own, shared, value, masked=mask is not None):
+            bf16.attend_and_quantize(query, own, shared, value, plan, out, scale, mask)
             return
-        takes = hopper_inputs.takes if plan.quantized else bf16.takes_quantized
-        if mask is None and takes(query, own, shared, value):
-            fused = fp8.attend_and_quantize if plan.quantized else bf16.attend_and_quantize
-            fused(query, own, shared, value, plan, out, scale)
+        if plan.quantized and hopper_inputs.takes(query, own, shared, value):
+            fp8.attend_and_quantize(query, own, shared, value, plan, out, scale)
             return
     values = query.new_empty(queries, heads, width)
     mla_prefill(query, own, shared, value, plan, values, scale=scale, mask=mask)
@@ -110,32 +116,11 @@ def _implementation(
     definition = fp8_reference.mla_prefill if plan.quantized else reference.mla_prefill
     if not query.is_cuda:
         return definition
-    # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
-    from kernels.mla_prefill import bf16, fp8, hopper_inputs, triton
+    from kernels.mla_prefill import fp8, hopper_inputs, triton
 
     if plan.quantized:
         return fp8.mla_prefill if hopper_inputs.takes(query, own, shared, value) else definition
-    return bf16.mla_prefill if bf16.takes(query, own, shared, value) else triton.mla_prefill
-
-
-def _attend_masked(
-    query: torch.Tensor,
-    own: torch.Tensor,
-    shared: torch.Tensor,
-    value: torch.Tensor,
-    plan: PrefillPlan,
-    mask: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-) -> None:
-    if query.is_cuda:
-        from kernels.mla_prefill import masked
-
-        if masked.takes(query, own, shared, value):
-            masked.mla_prefill(query, own, shared, value, plan, mask, out, scale)
-            return
-    seen = seen_keys(mask, plan.queries, plan.keys)
-    reference.mla_prefill(query, own, shared, value, plan, out, scale, seen)
+    return triton.mla_prefill
 
 
 def _check(

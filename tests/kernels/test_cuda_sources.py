@@ -56,7 +56,7 @@ def compile_with_launchers(source: Path, folder: Path) -> Cubin:
     """
     launchers = find_launchers(source)
     assert launchers, "no module launches it"
-    stated = {line for module in launchers for line in (*layouts(module), *constants(module, source))}
+    stated = {line for module in launchers for line in (*layouts(module, source), *constants(module, source))}
     asserted = "\n".join([f'#include "{source}"', *(f"static_assert({line});" for line in sorted(stated))])
     version = import_module("cuda.bindings.nvrtc").nvrtcVersion()
     text = "\n".join([str(version), TARGET, OWN_COMPILING.read_text(), asserted, with_includes(source)])
@@ -83,17 +83,24 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def find_launchers(source: Path) -> list[ModuleType]:
-    """The modules of the operation that launch this source: they name its file."""
+    """The modules of the operation that launch this source: they name its file, or its list of sources does."""
     operation = source.parent.parent
-    modules = [path for path in operation.glob("*.py") if f'"{source.name}"' in path.read_text()]
-    return [import_module(f"kernels.{operation.name}.{path.stem}") for path in modules]
+    texts = {path.stem: path.read_text() for path in operation.glob("*.py")}
+    naming = {stem for stem, text in texts.items() if f'"{source.name}"' in text}
+    if "sources" in naming:
+        listed = f"from kernels.{operation.name}.sources import"
+        naming |= {stem for stem, text in texts.items() if listed in text and "load_kernel" in text}
+    return [import_module(f"kernels.{operation.name}.{stem}") for stem in naming - {"sources"}]
 
 
-def layouts(module: ModuleType) -> Iterator[str]:
-    """The size of each argument structure of the module, and the offset and size of each field."""
+def layouts(module: ModuleType, source: Path) -> Iterator[str]:
+    """The size of each argument structure that module and source have, and the offset and size of each field."""
+    text = with_includes(source)
     for structure in vars(module).values():
         if isinstance(structure, type) and issubclass(structure, ctypes.Structure):
             name = structure.__name__
+            if not re.search(rf"^struct (alignas\(\d+\) )?{name} ", text, re.MULTILINE):
+                continue
             yield f"sizeof({name}) == {ctypes.sizeof(structure)}"
             for field in (field for field, *_ in structure._fields_ if field != "_tail"):
                 place = getattr(structure, field)

@@ -14,10 +14,14 @@ struct Arguments {
   const Tile* tiles;
 };
 
+#ifndef ARGUMENTS
+#define ARGUMENTS Arguments
+#endif
+
 #define ATTEND(NAME, QUANTIZES)                                                                            \
   extern "C" __device__ int NAME##_shared_bytes = sizeof(Shared);                                          \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ Arguments given) { \
-    attend<TileProducer<Arguments>, QUANTIZES>(given);                                                                    \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ ARGUMENTS given) { \
+    attend<TileProducer<ARGUMENTS>, QUANTIZES>(given);                                                     \
   }
 
 ATTEND(attend_prompts, false)

@@ -6,7 +6,7 @@
 #define MASKED_KEYS true
 #include "tile_producer.cuh"
 
-struct Arguments {
+struct MaskedArguments {
   Inputs inputs;
   // The tiles of one prompt, those with most keys first.
   const Tile* tiles;
@@ -15,11 +15,5 @@ struct Arguments {
   int mask_rows;
 };
 
-#define ATTEND(NAME, QUANTIZES)                                                                            \
-  extern "C" __device__ int NAME##_shared_bytes = sizeof(Shared);                                          \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const __grid_constant__ Arguments given) { \
-    attend<TileProducer<Arguments>, QUANTIZES>(given);                                                     \
-  }
-
-ATTEND(attend_prompts, false)
-ATTEND(attend_prompts_and_quantize, true)
+#define ARGUMENTS MaskedArguments
+#include "bf16_prefill.cu"

@@ -31,20 +31,24 @@ def test_words_have_the_bits_of_chosen_keys(count: int, on_cpu: CudaOnCpu) -> No
     assert torch.equal(mask, expected)
 
 
-@pytest.mark.parametrize(("queries", "keys", "count"), [(1, 1, 1), (70, 200, 30), (130, 400, 150), (129, 129, 200)])
-def test_queries_attend_to_their_chosen_keys(queries: int, keys: int, count: int, on_cpu: CudaOnCpu) -> None:
-    masked, plan = on_cpu.module("mla_prefill.masked"), plan_of(queries, keys)
+@pytest.mark.parametrize(
+    ("queries", "keys", "count"), [(1, 1, 1), (70, 200, 30), (130, 400, 150), (129, 129, 200), (130, 400, None)]
+)
+def test_queries_attend_to_their_chosen_keys(queries: int, keys: int, count: int | None, on_cpu: CudaOnCpu) -> None:
+    bf16, plan = on_cpu.module("mla_prefill.bf16"), plan_of(queries, keys)
     query = torch.randn(queries, HEADS, OWN + ROPE).bfloat16()
     parts = torch.randn(keys, HEADS, OWN + VALUE).bfloat16().split([OWN, VALUE], dim=2)
     inputs = query, parts[0], torch.randn(keys, ROPE).bfloat16(), parts[1]
-    mask = empty_mask(queries, keys, torch.device("cpu")).random_()
-    write_mask(choose_keys(queries, keys, count), mask[:, :queries])
+    mask = None
+    if count is not None:
+        mask = empty_mask(queries, keys, torch.device("cpu")).random_()
+        write_mask(choose_keys(queries, keys, count), mask[:, :queries])
+        assert seen_keys(mask, queries, keys).sum(1).max() <= count
     expected, found = query.new_empty(queries, HEADS, VALUE).float(), query.new_empty(queries, HEADS, VALUE)
     plain = query.float(), parts[0].float(), inputs[2].float(), parts[1].float()
     mla_prefill(*plain, plan, expected, scale=SCALE, mask=mask)
-    masked.mla_prefill(*inputs, plan, mask, found, SCALE)
+    bf16.mla_prefill(*inputs, plan, found, SCALE, mask)
     assert relative_error(found, expected) < 0.01 and not plan.taken
     quantized = empty_quantized(queries, HEADS * VALUE, device=query.device)
-    masked.attend_and_quantize(*inputs, plan, mask, quantized.rows(0, queries), SCALE)
+    bf16.attend_and_quantize(*inputs, plan, quantized.rows(0, queries), SCALE, mask)
     assert relative_error(dequantize(quantized).view_as(expected), expected) < 0.04
-    assert seen_keys(mask, queries, keys).sum(1).max() <= count
