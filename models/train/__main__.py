@@ -1,6 +1,7 @@
 """python -m models.train --stage all --minutes 20 --out DIR
 
-With --start models/tiny-r1 a finished checkpoint goes on learning.
+With --start models/tiny-r1 a finished checkpoint goes on learning; with --indexers in addition it gets DeepSeek-V3.2's
+indexers, and learns to attend to what they choose.
 """
 
 import logging
@@ -21,9 +22,12 @@ def main(
         Path | None,
         typer.Option(help="a checkpoint that learns tools and JSON; without one, training begins from nothing"),
     ] = None,
+    indexers: Annotated[bool, typer.Option(help="whether --start gets indexers instead of learning tools")] = False,
     minutes: Annotated[float, typer.Option(help="of training in all, evaluation left out")] = 20.0,
     limit: Annotated[float, typer.Option(help="seconds after which this run stops; run again to go on")] = 86400.0,
-    batch: Annotated[int, typer.Option(help="tokens of a step; longer documents are left out", min=2048)] = 65536,
+    batch: Annotated[
+        int | None, typer.Option(help="tokens of a step, if not the recipe's; longer documents are left out", min=2048)
+    ] = None,
     problems: Annotated[int, typer.Option(help="per task, to be solved at the end")] = 64,
 ) -> None:
     """Train tiny-r1 and write it as FP8 and bfloat16 checkpoints."""
@@ -31,11 +35,17 @@ def main(
     import torch
 
     from models.train.export import export
-    from models.train.recipe import MORE, RECIPE
-    from models.train.report import report
+    from models.train.recipe import INDEXED, MORE, RECIPE
+    from models.train.report import report, report_choices
     from models.train.trainer import Trainer
 
-    recipe = (RECIPE if start is None else MORE).in_batches_of(batch)
+    if indexers and start is None:
+        raise typer.BadParameter(
+            "only a finished checkpoint gets indexers: name it with --start", param_hint="--indexers"
+        )
+    recipe = RECIPE if start is None else INDEXED if indexers else MORE
+    if batch is not None:
+        recipe = recipe.in_batches_of(batch)
     names = [each.name for each in recipe.stages]
     if stage not in (*names, "all"):
         raise typer.BadParameter(f"choose one of {', '.join(names)}, all", param_hint="--stage")
@@ -52,6 +62,8 @@ def main(
         log.info("wrote %s", directory)
     if not finished:
         log.info("stopped by --limit: run the same command again to go on")
+    elif indexers:
+        report_choices(trainer, problems)
     elif stage in (names[-1], "all"):
         report(trainer, problems)
 

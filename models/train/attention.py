@@ -4,7 +4,9 @@ import torch
 from torch import nn
 
 from engine.model.config import ModelConfig
-from models.train.layers import Layout, Linear, Norm, attend, rotate
+from models.train.indexer import Indexer, IndexParts, choose_tokens, visible
+from models.train.layers import Layout, Linear, Norm, attend, attend_to_chosen, attention_weights, rotate
+from models.train.lesson import LayerLesson
 
 
 class LatentAttention(nn.Module):
@@ -23,11 +25,15 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = Norm(config.kv_lora_rank, epsilon)
         self.kv_b_proj = Linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim))
         self.o_proj = Linear(heads * config.v_head_dim, hidden, deviation=0.0)
+        self.indexer = Indexer(config) if config.indexer else None
+        # Whether queries attend to what the indexer chooses.
+        self.selects = False
 
     def forward(self, x: torch.Tensor, layout: Layout, latents: list[torch.Tensor] | None = None) -> torch.Tensor:
         """x: [tokens, hidden]. The latents that a KV cache would keep, [tokens, latent], are appended to `latents`."""
         config = self.config
-        query = self.queries(x, layout.cosine, layout.sine)
+        compressed_query = self.compressed_query(x)
+        query = self.queries(compressed_query, layout.cosine, layout.sine)
         latent = self.latent(x, layout.cosine, layout.sine)
         if latents is not None:
             latents.append(latent)
@@ -35,13 +41,39 @@ class LatentAttention(nn.Module):
         expanded = self.kv_b_proj(compressed).unflatten(-1, (config.num_attention_heads, -1))
         plain, value = expanded.split([config.qk_nope_head_dim, config.v_head_dim], dim=-1)
         shared = rotated[:, None, :].expand(-1, config.num_attention_heads, -1)
-        out = attend(query, torch.cat((plain, shared), dim=-1), value, layout, config.softmax_scale)
+        key = torch.cat((plain, shared), dim=-1)
+        if self.indexer is None or not (self.selects or layout.lesson):
+            out = attend(query, key, value, layout, config.softmax_scale)
+        else:
+            parts = self.indexer(x, compressed_query, layout.cosine, layout.sine)
+            out = self._indexed(parts, query, key, value, layout)
         return self.o_proj(out.flatten(1))
 
-    def queries(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    def _indexed(
+        self, parts: IndexParts, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout
+    ) -> torch.Tensor:
+        """As `attend`, to what the indexer chooses if this layer selects. A lesson, if any, gets its part."""
+        indexer, starts, scale, lesson = self.config.indexer, layout.starts, self.config.softmax_scale, layout.lesson
+        assert indexer is not None
+        chosen = choose_tokens(parts, starts, indexer.top_k) if self.selects else None
+        if lesson is not None:
+            rows = lesson.rows
+            allowed = visible(rows, starts[rows], len(starts)) if chosen is None else chosen[rows]
+            with torch.no_grad():
+                masses = attention_weights(query[rows], key, allowed, scale).mean(0)
+            lesson.layers.append(LayerLesson(masses, parts.scores(rows, len(starts)), allowed))
+        if chosen is None:
+            return attend(query, key, value, layout, scale)
+        return attend_to_chosen(query, key, value, chosen, scale)
+
+    def compressed_query(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, q_lora_rank], normalized."""
+        return self.q_a_layernorm(self.q_a_proj(x))
+
+    def queries(self, compressed: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, nope + rope], rotated."""
         config = self.config
-        query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))).unflatten(-1, (config.num_attention_heads, -1))
+        query = self.q_b_proj(compressed).unflatten(-1, (config.num_attention_heads, -1))
         plain, rope = query.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
         return torch.cat((plain, rotate(rope, cosine[:, None], sine[:, None])), dim=-1)
 
@@ -67,7 +99,7 @@ class LatentAttention(nn.Module):
         config = self.config
         rows = torch.arange(len(x), device=x.device)
         cache[rows, positions] = self.latent(x, cosine, sine).to(cache.dtype)
-        query = self.queries(x, cosine, sine)
+        query = self.queries(self.compressed_query(x), cosine, sine)
         plain, rope = query.split([config.qk_nope_head_dim, config.qk_rope_head_dim], dim=-1)
         expansion = self.kv_b_proj.weight.to(x.dtype).unflatten(0, (config.num_attention_heads, -1))
         to_key, to_value = expansion.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)

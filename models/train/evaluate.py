@@ -157,3 +157,23 @@ def _choices(model: TinyModel, documents: Sequence[Document], shape: BatchShape)
     right = (chosen == batch.targets) | (batch.targets == IGNORED)
     agreed = (drafts == chosen.roll(-1)) & (batch.second_targets != IGNORED)
     return right.cpu(), agreed.cpu()
+
+
+@torch.no_grad()
+def attention_recall(
+    model: TinyModel, tokenizer: Tokenizer, examples: Sequence[Example], shape: BatchShape
+) -> torch.Tensor:
+    """By layer, MTP's last, the shares of attention that go to as many tokens as indexers choose, on the CPU, [layers,
+    3]: to those that they choose, to those with the most attention, and to any. Attention is to all tokens if the model
+    does not select. Rows are drawn as in training: they see more tokens than are chosen, and half of them are learned.
+    """
+    assert model.config.indexer is not None
+    shares, pool = [], tokenize(tokenizer, examples)
+    while pool:
+        documents, pool = choose(pool, shape)
+        batch = DeviceBatch.of(pack(documents, shape), model.cosine.device)
+        lesson = model.lesson(batch)
+        layout = model.layout(batch.positions, batch.boundaries, batch.longest, lesson)
+        model.second(model(batch.tokens, layout, []), batch.tokens, layout, [])
+        shares.append(torch.stack([layer.recall(model.config.indexer.top_k) for layer in lesson.layers]))
+    return torch.stack(shares).mean(0).cpu()

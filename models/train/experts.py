@@ -36,7 +36,11 @@ class Gate(nn.Module):
 
     @torch.no_grad()
     def balance(self, load: torch.Tensor, speed: torch.Tensor) -> None:
-        """Move the bias by `speed`, a scalar: up for experts chosen less than the mean, down for those chosen more."""
+        """Move the bias by `speed`, a scalar: up for experts chosen less than the mean, down for those chosen more.
+        That of a gate that does not learn stays.
+        """
+        if not self.weight.requires_grad:
+            return
         load = load.float()
         self.bias += speed * (load.mean() - load).sign()
 

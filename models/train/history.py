@@ -21,6 +21,8 @@ class Point:
     tokens_per_second: float
     # Load of the busiest expert divided by the mean load, in the layer where this is largest.
     imbalance: float
+    # Sum over the layers; 0 if there are no indexers.
+    index_loss: float = 0.0
 
 
 @dataclass

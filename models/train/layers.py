@@ -8,6 +8,10 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
 from models.train.fake_quantization import quantized_activation, quantized_weight
+from models.train.lesson import Lesson
+
+# Queries whose weights are computed at a time where a mask says what each attends to.
+ROWS = 2048
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,14 @@ class Layout:
     # float32 [tokens, rope / 2] each: the rotation at each token's position in its document.
     cosine: torch.Tensor
     sine: torch.Tensor
+    # None if no indexer learns.
+    lesson: Lesson | None = None
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """int64 [tokens]: where each token's document begins."""
+        token = torch.arange(len(self.cosine), dtype=torch.int32, device=self.boundaries.device)
+        return self.boundaries[torch.searchsorted(self.boundaries, token, right=True) - 1].long()
 
 
 class Linear(nn.Module):
@@ -90,3 +102,26 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: 
         for q, k, v in zip(queries, keys, values, strict=True)
     ]
     return torch.cat(parts, dim=1).transpose(0, 1)
+
+
+def attend_to_chosen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chosen: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """As `attend`, of each query to the tokens that are chosen for it. chosen: bool [tokens, tokens], none of them
+    after the query.
+    """
+    parts = []
+    for first in range(0, len(query), ROWS):
+        rows = slice(first, min(first + ROWS, len(query)))
+        weights = attention_weights(query[rows], key[: rows.stop], chosen[rows, : rows.stop], scale)
+        parts.append(torch.einsum("hqk,khv->qhv", weights.to(value.dtype), value[: rows.stop]))
+    return torch.cat(parts)
+
+
+def attention_weights(query: torch.Tensor, key: torch.Tensor, allowed: torch.Tensor, scale: float) -> torch.Tensor:
+    """float32 [heads, rows, tokens]: the softmax over the allowed tokens. query: [rows, heads, qk]; key: [tokens,
+    heads, qk]; allowed: bool [rows, tokens].
+    """
+    # In float32, as fused kernels keep their scores. Products of bfloat16 numbers are exact in TF32.
+    scores = torch.einsum("qhd,khd->hqk", query.float() * scale, key.float())
+    return scores.masked_fill_(~allowed, float("-inf")).softmax(dim=-1)

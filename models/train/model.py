@@ -11,16 +11,24 @@ from models.train.attention import LatentAttention
 from models.train.batch import IGNORED
 from models.train.device_batch import DeviceBatch
 from models.train.experts import Experts, Gate
+from models.train.indexer import INDEXERS
 from models.train.layers import FeedForward, Layout, Linear, Norm
+from models.train.lesson import Lesson
 from models.train.rotation import rotation_table
+
+# Tokens of a batch for each whose query's attention is computed for an indexer to learn from.
+TOKENS_A_ROW = 16
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Mean losses over the learned tokens, and how often each expert was chosen, [expert layers, experts]."""
+    """Mean losses over the learned tokens; the sum of the indexers' losses; and how often each expert was chosen,
+    [expert layers, experts].
+    """
 
     next_token: torch.Tensor
     second_token: torch.Tensor
+    index: torch.Tensor
     load: torch.Tensor
 
 
@@ -90,8 +98,10 @@ class TinyModel(nn.Module):
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
 
-    def layout(self, positions: torch.Tensor, boundaries: torch.Tensor, longest: int) -> Layout:
-        return Layout(boundaries, longest, self.cosine[positions], self.sine[positions])
+    def layout(
+        self, positions: torch.Tensor, boundaries: torch.Tensor, longest: int, lesson: Lesson | None = None
+    ) -> Layout:
+        return Layout(boundaries, longest, self.cosine[positions], self.sine[positions], lesson)
 
     def stack(self) -> list[Layer]:
         """The layers of the main model."""
@@ -120,15 +130,45 @@ class TinyModel(nn.Module):
         return self.next_token(hidden, following, layout, loads)
 
     def losses(self, batch: DeviceBatch) -> Losses:
-        layout = self.layout(batch.positions, batch.boundaries, batch.longest)
+        lesson = self.lesson(batch) if self.config.indexer else None
+        layout = self.layout(batch.positions, batch.boundaries, batch.longest, lesson)
         loads: list[torch.Tensor] = []
         hidden = self(batch.tokens, layout, loads)
         second = self.second(hidden, batch.tokens, layout, loads)
         return Losses(
             _cross_entropy(self.lm_head(hidden), batch.targets),
             _cross_entropy(self.lm_head(second), batch.second_targets),
+            lesson.loss() if lesson else hidden.new_zeros((), dtype=torch.float32),
             torch.stack(loads),
         )
+
+    def lesson(self, batch: DeviceBatch) -> Lesson:
+        """Rows that see more than indexers choose, drawn without repetition; learned tokens, which are few in long
+        documents, as often as all others together.
+        """
+        assert self.config.indexer is not None
+        learned, tokens = batch.targets != IGNORED, len(batch.tokens)
+        weights = torch.where(learned, tokens / learned.sum().clamp(min=1), 1.0)
+        weights = weights * (batch.positions >= self.config.indexer.top_k)
+        # The smallest of exponential variates are such a draw (Efraimidis and Spirakis, 2006).
+        times = torch.empty_like(weights).exponential_() / weights
+        return Lesson(times.topk(max(1, tokens // TOKENS_A_ROW), largest=False).indices)
+
+    def attentions(self) -> list[LatentAttention]:
+        return [layer.self_attn for layer in (*self.stack(), self.next_token.layer)]
+
+    def train_indexers(self, *, alone: bool) -> None:
+        """From now on indexers learn: alone, with all else as it is and attention to all tokens, or with all else, and
+        attention to what they choose.
+        """
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not alone or INDEXERS in name)
+        self.select(not alone)
+
+    def select(self, selects: bool) -> None:
+        """Whether queries attend to what indexers choose, from now on."""
+        for attention in self.attentions():
+            attention.selects = selects
 
     def gates(self) -> list[Gate]:
         """The gates in the order of Losses.load."""

@@ -47,9 +47,11 @@ class Muon:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update every parameter by its gradient, and clear the gradients."""
+        """Update every parameter by its gradient, and clear the gradients. Shapes without gradients stay."""
         for shape, members in self.groups.items():
             gradients = [member.grad for member in members if member.grad is not None]
+            if not gradients:
+                continue
             assert len(gradients) == len(members)
             momenta = self.momenta[shape]
             torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)

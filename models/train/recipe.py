@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from models.train.mixture import Mixture
 from models.train.packing import BatchShape
@@ -65,6 +65,19 @@ TINY_R1: Mapping[str, Any] = MappingProxyType(
 )
 
 
+# config.json of tiny-r1 with indexers, which DeepSeek-V3.2 has in addition.
+TINY_V32: Mapping[str, Any] = MappingProxyType(
+    {
+        **TINY_R1,
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "index_head_dim": 128,
+        "index_n_heads": 4,
+        "index_topk": 256,
+    }
+)
+
+
 @dataclass(frozen=True)
 class Stage:
     name: str
@@ -74,6 +87,8 @@ class Stage:
     shape: BatchShape
     # Whether linear layers round weights and activations as FP8 inference does.
     fp8: bool = False
+    # How indexers learn: see `TinyModel.train_indexers`. None if there are none.
+    indexers: Literal["alone", "with all"] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,8 @@ class Recipe:
     matrix_rate: float = 0.02
     matrix_decay: float = 0.01
     rate: float = 0.003
+    # The learning rate of indexers (Adam).
+    index_rate: float = 0.001
     # Rates rise linearly until the first share of the time has passed, and fall linearly to 0 after the second.
     warm_up: float = 0.01
     decay_from: float = 0.35
@@ -123,6 +140,7 @@ class Recipe:
             checkup=replace(checkup, long_tokens=fitting, shape=checkup.shape.shrunk(tokens)),
             matrix_rate=self.matrix_rate * slower,
             rate=self.rate * slower,
+            index_rate=self.index_rate * slower,
             balance_speed=self.balance_speed * slower,
         )
 
@@ -163,4 +181,23 @@ MORE = Recipe(
     rate=0.001,
     warm_up=0.02,
     balance_speed=0.001,
+)
+
+# Indexers for a finished checkpoint, in the two stages of DeepSeek-V3.2 (2025), section 2.1.1: they learn to foresee
+# attention to all tokens, with all else as it is; then all learns while attention goes to what they choose. Their rate
+# is the published one of the first stage. Steps are small, because each takes a time that grows with their square.
+INDEX_SHAPE = BatchShape(16384, 16384, 64)
+FORESEE = Stage("foresee", 0.4, TALK, INDEX_SHAPE, indexers="alone")
+CHOOSE = Stage("choose", 0.45, TALK, INDEX_SHAPE, indexers="with all")
+CHOOSE_FINISH = replace(CHOOSE, name="choose_finish", share=0.15, fp8=True)
+INDEXED = Recipe(
+    TINY_V32,
+    (FORESEE, CHOOSE, CHOOSE_FINISH),
+    Checkup(8, 2, (2048, 8192), INDEX_SHAPE, talks=8),
+    seed=40,
+    matrix_rate=0.001,
+    rate=0.0002,
+    warm_up=0.02,
+    decay_from=0.4,
+    balance_speed=0.0002,
 )

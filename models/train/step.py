@@ -1,4 +1,4 @@
-"""One step of training: losses, gradients, updates. On a GPU the whole step is one CUDA graph."""
+"""One step of training: losses, gradients, updates. On a GPU the whole step is one CUDA graph, except with indexers."""
 
 import torch
 
@@ -23,13 +23,14 @@ class TrainingStep:
         self.optimizers = optimizers
         self.recipe = recipe
         self.device = model.cosine.device
-        cuda = self.device.type == "cuda"
-        self.losses = torch.compile(model.losses, dynamic=False) if cuda else model.losses
+        # Steps with indexers spend their time in few large kernels, and would take minutes to compile.
+        captured = self.device.type == "cuda" and model.config.indexer is None
+        self.losses = torch.compile(model.losses, dynamic=False) if captured else model.losses
         self.steps = 0
         self.batch: DeviceBatch | None = None
-        self.graph = torch.cuda.CUDAGraph() if cuda else None
-        # Sums of both losses, and of every expert's load.
-        self.loss_sum = torch.zeros(2, device=self.device)
+        self.graph = torch.cuda.CUDAGraph() if captured else None
+        # Sums of both losses and the indexers', and of every expert's load.
+        self.loss_sum = torch.zeros(3, device=self.device)
         self.load_sum = torch.zeros(len(model.gates()), model.config.n_routed_experts, device=self.device)
 
     @property
@@ -55,11 +56,11 @@ class TrainingStep:
 
     def _compute(self, batch: DeviceBatch) -> None:
         losses = self.losses(batch)
-        (losses.next_token + self.recipe.second_token_weight * losses.second_token).backward()
+        (losses.next_token + self.recipe.second_token_weight * losses.second_token + losses.index).backward()
         self.optimizers.step()
         for gate, load in zip(self.model.gates(), losses.load, strict=True):
             gate.balance(load, self.optimizers.balance_speed)
-        self.loss_sum += torch.stack((losses.next_token.detach(), losses.second_token.detach()))
+        self.loss_sum += torch.stack((losses.next_token, losses.second_token, losses.index)).detach()
         self.load_sum += losses.load
 
     def read_sums(self) -> tuple[torch.Tensor, torch.Tensor]:

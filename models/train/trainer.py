@@ -99,6 +99,8 @@ class Trainer:
         log.info("stage %s from %.0f s on", stage.name, self.seconds)
         if stage.fp8:
             self.model.simulate_fp8()
+        if stage.indexers is not None:
+            self.model.train_indexers(alone=stage.indexers == "alone")
         step = TrainingStep(self.model, self.optimizers, self.recipe)
         meter = Meter(self, stage, step)
         evaluate_at = self.progress + EVALUATION_INTERVAL
@@ -137,8 +139,10 @@ class Trainer:
         )
 
     def evaluate(self) -> None:
-        """Retrace held-out problems, and log and keep the shares."""
-        retraced = retrace(inference_copy(self.model), self.tokenizer, self.held_out, self.recipe.checkup.shape)
+        """Retrace held-out problems, and log and keep the shares. Models with indexers attend to what they choose."""
+        model = inference_copy(self.model)
+        model.select(model.config.indexer is not None)
+        retraced = retrace(model, self.tokenizer, self.held_out, self.recipe.checkup.shape)
         evaluation = Evaluation(self.step, self.seconds, dict(retraced.exact), retraced.draft_acceptance)
         self.history.evaluations.append(evaluation)
         shares = " ".join(f"{name}={share:.2f}" for name, share in evaluation.exact.items())
@@ -211,20 +215,21 @@ class Meter:
         if not steps:
             return
         losses, load = self.step.read_sums()
-        first, second = (losses / steps).tolist()
+        first, second, index = (losses / steps).tolist()
         imbalance = float((load.amax(1) / load.mean(1)).max())
         rate = steps * self.stage.shape.tokens / (time.monotonic() - self.began)
         self.base_seconds = self.seconds()
-        point = Point(self.stage.name, trainer.step, self.base_seconds, first, second, rate, imbalance)
+        point = Point(self.stage.name, trainer.step, self.base_seconds, first, second, rate, imbalance, index)
         trainer.history.points.append(point)
         self._begin()
         log.info(
-            "%s step %d, %.0f s: loss %.4f, second %.4f, %.0f tokens/s, imbalance %.2f",
+            "%s step %d, %.0f s: loss %.4f, second %.4f, index %.3f, %.0f tokens/s, imbalance %.2f",
             point.stage,
             point.step,
             point.seconds,
             first,
             second,
+            index,
             rate,
             imbalance,
         )

@@ -47,7 +47,7 @@ def test_a_few_steps_lower_both_losses() -> None:
     for batch, _ in zip(make_source().batches(worker=0), range(14), strict=False):
         step(batch, progress=0.2)
         losses, load = step.read_sums()
-        seen.append(losses)
+        seen.append(losses[:2])
         assert load.sum() == 2 * 1024 * CONFIG["num_experts_per_tok"]
     assert (seen[-1] < 0.7 * seen[0]).all()
 
