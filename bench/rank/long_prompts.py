@@ -31,7 +31,7 @@ from bench.rank.model import MeasuredModel, make_rank
 from capacity.shapes import EXPERTS, SHAPES
 from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
 from engine.engine import Engine
-from engine.model import mla
+from engine.model import expanded_form
 from engine.runner.backend import ModelBackend
 from kernels.sparse_prefill import Selection, select_lines
 
@@ -67,7 +67,7 @@ class InjectedLines:
 
     @contextmanager
     def injected(self) -> Iterator[None]:
-        with mock.patch.object(mla, "select_lines", self.select_lines):
+        with mock.patch.object(expanded_form, "select_lines", self.select_lines):
             yield
 
 

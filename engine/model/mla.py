@@ -6,29 +6,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.model import expanded_attention, sparse_attention
 from engine.model.activations import Activations, InputForm, Normalized, in_form
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, Cut, ForwardContext
 from engine.model.exchanged_kv import exchange_kv
-from engine.model.expanded_attention import Expand, ExpandedKeys, ExpandedRows
-from engine.model.expansion import Latents, make_expansion
+from engine.model.expanded_attention import ExpandedRows
+from engine.model.expanded_form import ExpandedForm
+from engine.model.expansion import make_expansion
 from engine.model.indexed_rows import IndexedRows
 from engine.model.indexer import Indexer
 from engine.model.masked_rows import MaskedRows
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
-from engine.model.sparse_attention import SparseRow, measure
-from kernels.act_quant import Quantized, QuantizedRows, empty_quantized, quantize_into
+from engine.model.sparse_attention import SparseRow
+from kernels.act_quant import Quantized, empty_quantized, quantize_into
 from kernels.index_keys import IndexQueries
-from kernels.kv_copy import read_latents
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
 from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized, write_and_absorb
 from kernels.mla_selected import mla_selected
-from kernels.rope import rotate_
-from kernels.sparse_prefill import LAST_QUERIES, Selection, select_lines
 
 # The published model's inner norms do not use rms_norm_eps.
 INNER_EPSILON = 1e-6
@@ -81,6 +78,7 @@ class Attention:
         by_head = self._expansion.weight.view(heads, -1, latent)
         self._absorb_query = by_head[:, : config.qk_nope_head_dim]
         self._absorb_value = by_head[:, config.qk_nope_head_dim :].transpose(1, 2)
+        self._expanded = ExpandedForm(config, index, self._expansion, self._absorb_query)
         # The forms in which it reads the tokens.
         self.input_forms: Set[InputForm] = frozenset({self._input.input_form})
         if self._indexer is not None:
@@ -138,18 +136,9 @@ class Attention:
             return None
         if not isinstance(rows, AbsorbedRows):
             return None
-        pool = context.kv_pool[self.index]
-        query = write_and_absorb(
-            projected,
-            self._absorb_query,
-            self._latent_norm,
-            INNER_EPSILON,
-            context.rotations,
-            context.slots,
-            pool,
-            context.kv_scale,
-        )
-        return None if query is None else self._decoded(rows, query, pool, context)
+        rest = context.rotations, context.slots, context.kv_pool[self.index], context.kv_scale
+        query = write_and_absorb(projected, self._absorb_query, self._latent_norm, INNER_EPSILON, *rest)
+        return None if query is None else self._decoded(rows, query, context)
 
     def _expanded_values(self, attended: Attended) -> Activations:
         """All heads' values in one row, in the form that the output's product reads."""
@@ -189,27 +178,27 @@ class Attention:
         """What the output's product reads: [tokens, heads * value] in that product's form. If that is quantized, the
         result is written to `out`, if given.
         """
-        query, latents, pool = inputs.query, inputs.latents, context.kv_pool[self.index]
+        query, latents, form = inputs.query, inputs.latents, self._expanded
         if context.shared_latents is not None:
             exchange_kv(context, context.shared_latents, self.index, self._everybody)
         if not self._output.input_form.quantized:
-            parts = self._parts(context.expanded, context.masked, context.sparse, inputs, pool, context)
+            parts = self._parts(context.expanded, context.masked, context.sparse, inputs, context)
             in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
         rows = context.only_in_latents()
         if out is None and rows is not None:
-            return self._expanded_values(self._attended(rows, inputs, pool, context))
+            return self._expanded_values(self._attended(rows, inputs, context))
         out = out or self._empty_quantized(query)
         for row in context.expanded:
-            self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop))
+            form.attend_and_quantize(row, query, latents, context, out.rows(row.first, row.stop))
         for masked in context.masked:
             mask, row = self._mask(masked, inputs, context), masked.row
-            self._attend_and_quantize(row, query, latents, pool, context, out.rows(row.first, row.stop), mask)
+            form.attend_and_quantize(row, query, latents, context, out.rows(row.first, row.stop), mask)
         for sparse in context.sparse:
-            if not self._measures(sparse):
-                self._attend_sparsely_and_quantize(sparse, query, pool, context, out.rows(sparse.first, sparse.stop))
-        measured = [sparse for sparse in context.sparse if self._measures(sparse)]
-        for first, part in self._parts([], [], measured, inputs, pool, context):
+            if not form.measures(sparse):
+                form.attend_sparsely_and_quantize(sparse, query, context, out.rows(sparse.first, sparse.stop))
+        measured = [sparse for sparse in context.sparse if form.measures(sparse)]
+        for first, part in self._parts([], [], measured, inputs, context):
             quantize_into(part.flatten(1), out.rows(first, first + len(part)))
         return out
 
@@ -219,20 +208,18 @@ class Attention:
         masked: Sequence[MaskedRows],
         sparse: Sequence[SparseRow],
         inputs: Projected,
-        pool: torch.Tensor,
         context: ForwardContext,
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """First tokens and values, [tokens, heads, value], of these rows and of all in the absorbed form."""
-        query = inputs.query
+        query, latents, form = inputs.query, inputs.latents, self._expanded
         for rows in context.in_latents():
-            yield rows.first, expand_values(self._attended(rows, inputs, pool, context), self._absorb_value)
+            yield rows.first, expand_values(self._attended(rows, inputs, context), self._absorb_value)
         for row in expanded:
-            yield row.first, self._expanded(row, query, inputs.latents, pool, context)
+            yield row.first, form.attend(row, query, latents, context)
         for hiding in masked:
-            mask = self._mask(hiding, inputs, context)
-            yield hiding.first, self._expanded(hiding.row, query, inputs.latents, pool, context, mask)
+            yield hiding.first, form.attend(hiding.row, query, latents, context, self._mask(hiding, inputs, context))
         for part in sparse:
-            yield part.first, self._sparse(part, query, pool, context)
+            yield part.first, form.attend_sparsely(part, query, context)
         if context.padding:
             shape = context.padding, query.shape[1], self.config.v_head_dim
             yield len(query) - context.padding, query.new_zeros(shape)
@@ -259,9 +246,7 @@ class Attention:
             query = self._query.forward(in_form(compressed, self._query.input_form), context.workspace)
         return query.view(len(query), self._heads, self.config.qk_head_dim)
 
-    def _selected(
-        self, rows: IndexedRows, inputs: Projected, pool: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
+    def _selected(self, rows: IndexedRows, inputs: Projected, context: ForwardContext) -> torch.Tensor:
         """Attended latents, [tokens, heads, latent], of rows that attend to selected tokens."""
         config, own, queries = self.config, slice(rows.first, rows.stop), inputs.index_queries
         if self._indexer is not None and queries is not None:
@@ -269,7 +254,7 @@ class Attention:
         assert rows.choice.tokens is not None, "the first layer has an indexer"
         return mla_selected(
             absorb_query(inputs.query[own], self._absorb_query, context.rotations[own]),
-            pool,
+            context.kv_pool[self.index],
             rows.plan,
             rows.choice.tokens,
             value_width=config.kv_lora_rank,
@@ -285,111 +270,19 @@ class Attention:
         assert rows.mask is not None, "the first layer has an indexer"
         return rows.mask
 
-    def _attended(
-        self, rows: AbsorbedRows | IndexedRows, inputs: Projected, pool: torch.Tensor, context: ForwardContext
-    ) -> Attended:
+    def _attended(self, rows: AbsorbedRows | IndexedRows, inputs: Projected, context: ForwardContext) -> Attended:
         if isinstance(rows, IndexedRows):
-            return Attended(self._selected(rows, inputs, pool, context))
+            return Attended(self._selected(rows, inputs, context))
         own = slice(rows.first, rows.stop)
         absorbed = absorb_query(inputs.query[own], self._absorb_query, context.rotations[own])
-        return self._decoded(rows, absorbed, pool, context)
+        return self._decoded(rows, absorbed, context)
 
-    def _decoded(
-        self, rows: AbsorbedRows, absorbed: torch.Tensor, pool: torch.Tensor, context: ForwardContext
-    ) -> Attended:
+    def _decoded(self, rows: AbsorbedRows, absorbed: torch.Tensor, context: ForwardContext) -> Attended:
         return mla_decode(
             absorbed,
-            pool,
+            context.kv_pool[self.index],
             rows.plan,
             value_width=self.config.kv_lora_rank,
             scale=self.config.softmax_scale,
             kv_scale=context.kv_scale,
         )
-
-    def _expanded(
-        self,
-        row: ExpandedRows,
-        query: torch.Tensor,
-        latents: torch.Tensor,
-        pool: torch.Tensor,
-        context: ForwardContext,
-        mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        rotated, config = self._rotated(row, query, context), self.config
-        expand = self._expand(self._known(row, latents, pool, context), context)
-        return expanded_attention.attend(row, rotated, expand, config.v_head_dim, config.softmax_scale, mask)
-
-    def _attend_and_quantize(
-        self,
-        row: ExpandedRows,
-        query: torch.Tensor,
-        latents: torch.Tensor,
-        pool: torch.Tensor,
-        context: ForwardContext,
-        out: QuantizedRows,
-        mask: torch.Tensor | None = None,
-    ) -> None:
-        rotated = self._rotated(row, query, context)
-        expand = self._expand(self._known(row, latents, pool, context), context)
-        expanded_attention.attend_and_quantize(row, rotated, expand, out, self.config.softmax_scale, mask)
-
-    def _rotated(self, row: ExpandedRows, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """The row's queries, rotated in place."""
-        query = row.of(query)
-        rotate_(query[:, :, self.config.qk_nope_head_dim :], row.of(context.rotations))
-        return query
-
-    def _known(self, row: ExpandedRows, latents: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> Latents:
-        """Latents that the row attends to: those of its prefix, and its own."""
-        if row.known is None:
-            return self._expansion.computed(row.of(latents))
-        return self._expansion.read(pool, row.known, context.kv_scale)
-
-    def _measures(self, row: SparseRow) -> bool:
-        return self.index == row.measured_layer
-
-    def _sparse(self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        query, rotations = query[row.first : row.stop], context.rotations[row.first : row.stop]
-        # In the pool's dtype: lines are chosen from products in e4m3 if the pool is e4m3.
-        latents, sampled = read_latents(pool, row.slots, pool.dtype), None
-        if self._measures(row):
-            sampled = absorb_query(query[row.sampled], self._absorb_query, rotations[row.sampled])
-        selection = self._select(row, query, latents, context)
-        expand = self._expand(self._expansion.read(pool, row.slots, context.kv_scale), context)
-        scale = self.config.softmax_scale
-        values, log_sum = sparse_attention.attend(row, selection, query, expand, self.config.v_head_dim, scale)
-        if sampled is not None:
-            measure(row, selection, sampled, latents, log_sum, scale * context.kv_scale)
-        return values
-
-    def _attend_sparsely_and_quantize(
-        self, row: SparseRow, query: torch.Tensor, pool: torch.Tensor, context: ForwardContext, out: QuantizedRows
-    ) -> None:
-        """For a row that is not measured: measuring takes the log-sums, which this does not return."""
-        query = query[row.first : row.stop]
-        selection = self._select(row, query, read_latents(pool, row.slots, pool.dtype), context)
-        expand = self._expand(self._expansion.read(pool, row.slots, context.kv_scale), context)
-        sparse_attention.attend_and_quantize(row, selection, query, expand, out, self.config.softmax_scale)
-
-    def _select(self, row: SparseRow, query: torch.Tensor, latents: torch.Tensor, context: ForwardContext) -> Selection:
-        """Chooses the lines that the row's queries attend to, and rotates the queries in place. latents: as the pool
-        stores them.
-        """
-        rotations, last = context.rotations[row.first : row.stop], slice(-LAST_QUERIES, None)
-        absorbed = absorb_query(query[last], self._absorb_query, rotations[last])
-        scale = self.config.softmax_scale * context.kv_scale
-        selection = select_lines(absorbed, latents.unsqueeze(1), scale=scale, recall=row.recall)
-        rotate_(query[:, :, self.config.qk_nope_head_dim :], rotations)
-        return selection
-
-    def _expand(self, latents: Latents, context: ForwardContext) -> Expand:
-        widths = self.config.qk_nope_head_dim, self.config.v_head_dim
-        each = sum(widths)
-
-        def expand(heads: slice) -> ExpandedKeys:
-            rows = slice(heads.start * each, heads.stop * each)
-            expanded = self._expansion.forward(latents, context.workspace, rows)
-            nope, value = expanded.view(len(expanded), -1, each).split_with_sizes(widths, dim=2)
-            return nope, latents.shared, value
-
-        return expand

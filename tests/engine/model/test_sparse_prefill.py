@@ -11,7 +11,7 @@ import torch
 
 from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
-from engine.model.mla import Attention
+from engine.model.expanded_form import ExpandedForm
 from engine.oracle.tokens import oracle_tokens
 from kernels.sparse_prefill import Selection, select_lines
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
@@ -81,7 +81,7 @@ def keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
         found = select_lines(*arguments, **settings)
         return Selection(torch.ones_like(found.columns), torch.ones_like(found.slashes))
 
-    monkeypatch.setattr("engine.model.mla.select_lines", select_all)
+    monkeypatch.setattr("engine.model.expanded_form.select_lines", select_all)
 
 
 def test_hashes_differ_from_the_first_sparse_token_on() -> None:
@@ -173,7 +173,7 @@ def test_quantized_outputs_equal_those_of_measured_layers(tmp_path: Path, monkey
     checkpoint = tiny_checkpoint(tmp_path, dtype="float8", num_attention_heads=16, **WIDE)
     worker = Worker(checkpoint, dtype="bfloat16", weights="quantized", kv_dtype="float8_e4m3fn")
     found, blocks = worker.run((PROMPT, SPARSE)), worker.blocks(PROMPT, SPARSE)
-    monkeypatch.setattr(Attention, "_measures", lambda *_: True)
+    monkeypatch.setattr(ExpandedForm, "measures", lambda *_: True)
     expected = worker.start().run((PROMPT, SPARSE))
     assert found.token_ids == expected.token_ids and found.logprobs == expected.logprobs
     assert torch.equal(blocks.float(), worker.blocks(PROMPT, SPARSE).float())

@@ -78,7 +78,7 @@ def test_all_ranks_compute_a_sparse_prompt_as_one_does(tmp_path: Path, monkeypat
         by_thread[threading.get_ident()] += 1
         return select_lines(*arguments, **settings)
 
-    monkeypatch.setattr("engine.model.mla.select_lines", counted)
+    monkeypatch.setattr("engine.model.expanded_form.select_lines", counted)
     sparse = SparsePrefillConfig(recall=0.5, from_tokens=200)
     checkpoint = tiny_checkpoint(tmp_path)
     prompt, scored = random_prompt(1024, seed=1), Sampling(top_logprobs=3)
