@@ -79,6 +79,8 @@ def map_memory(handle: MemoryHandle, *, writable: bool = False) -> Bytes:
     try:
         if os.fstat(file).st_size != handle.size_bytes:
             raise OSError("it has another size")
+        if not handle.size_bytes:
+            raise OSError("it is empty")
         if fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise OSError("its owner could shrink it")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)

@@ -68,12 +68,14 @@ def test_a_handle_that_means_something_else_here_is_refused(changed: dict[str, A
         map_memory(msgspec.structs.replace(handle_of(memory), **changed))
 
 
-def test_memory_that_its_owner_could_shrink_is_refused() -> None:
-    file = os.memfd_create("deepmesh-kv-unsealed", os.MFD_ALLOW_SEALING)
+@pytest.mark.parametrize(("size", "message"), [(SIZE, "shrink"), (0, "empty")])
+def test_memory_that_its_owner_made_otherwise_is_refused(size: int, message: str) -> None:
+    file = os.memfd_create("deepmesh-kv-own", os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(file, SIZE)
-        handle = msgspec.structs.replace(handle_of(SharedMemory(SIZE)), descriptor=file, name="deepmesh-kv-unsealed")
-        with pytest.raises(OSError, match="shrink"):
+        os.ftruncate(file, size)
+        handle = handle_of(SharedMemory(SIZE))
+        handle = msgspec.structs.replace(handle, descriptor=file, name="deepmesh-kv-own", size_bytes=size)
+        with pytest.raises(OSError, match=message):
             map_memory(handle)
     finally:
         os.close(file)
