@@ -7,7 +7,8 @@ The real engine runs over random weights and random KV, in this process; stores 
 GPU it runs over r1-kv, a model with R1's KV and little else: what moves is the same, what is computed is not.
 
 First tokens: a prompt's prefix lies nowhere (it is computed again), in the pool, in host memory, in the memory of a
-store, mapped or brought by UCX, and on a store's disk. "Moving" is how much later the first token is than with the
+store, mapped or brought by UCX, and on a store's disk. Blocks from stores are checked by their MACs, as in a mesh that
+`deepmesh up` starts, but for the row "trusted". "Moving" is how much later the first token is than with the
 prefix in the pool; a bare copy is one of as many bytes from page-locked memory in the same round. Medians.
 
 Steps: requests decode while KV lands in the pool and evicts other blocks, and while requests come whose prefixes are

@@ -1,6 +1,7 @@
 """KV stores in processes of their own, and the ways in which a rank's pool gets blocks from them."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -80,15 +81,24 @@ async def store_ways(
             for settings in (in_memory, in_memory | {"transfer.transports": "tcp"}, on_disk)
         ]
         ways = []
-        for name, endpoint, config, from_disk in (
-            ("store of this host, mapped", near, TransferConfig(map_stores=True), False),
-            ("store of this host, UCX", near, TransferConfig(map_stores=False), False),
-            ("store, TCP", far, TransferConfig(map_stores=False, transports=tcp), False),
-            ("store's disk, mapped", disk, TransferConfig(map_stores=True), True),
+        secret = secrets.token_bytes(32)
+        for name, endpoint, config, from_disk, own_secret in (
+            ("store of this host, mapped", near, TransferConfig(map_stores=True), False, secret),
+            ("the same, trusted", near, TransferConfig(map_stores=True), False, None),
+            ("store of this host, UCX", near, TransferConfig(map_stores=False), False, secret),
+            ("store, TCP", far, TransferConfig(map_stores=False, transports=tcp), False, secret),
+            ("store's disk, mapped", disk, TransferConfig(map_stores=True), True, secret),
         ):
             config = config.model_copy(update={"fetch_seconds": FETCH_SECONDS})
-            # Its own memory is never touched: `place` puts the pool's in its place.
-            worker = KvWorker(pool.layers, pool.blocks, pool.piece_bytes, config, place=lambda _: kv_memory())
+            worker = KvWorker(
+                pool.layers,
+                pool.blocks,
+                pool.piece_bytes,
+                config,
+                secret=own_secret,
+                # Its own memory is never touched: the pool's takes its place.
+                place=lambda _: kv_memory(),
+            )
             stack.callback(worker.agent.close)
             client = await stack.enter_async_context(attached(worker, [endpoint]))
             channel = await stack.enter_async_context(Channels().open(endpoint))

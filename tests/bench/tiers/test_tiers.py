@@ -28,8 +28,8 @@ def test_prefixes_are_found_wherever_they_lie(tmp_path: Path) -> None:
         (256, 4 * backend.block_bytes),
         (1024, 16 * backend.block_bytes),
     ]
-    assert first_tokens_table(rows, "").row_count == 14
-    assert all({RECOMPUTED, POOL, HOST} < set(row.seconds) and len(row.seconds) == 7 for row in rows)
+    assert first_tokens_table(rows, "").row_count == 16
+    assert all({RECOMPUTED, POOL, HOST} < set(row.seconds) and len(row.seconds) == 8 for row in rows)
 
 
 def test_only_an_engine_with_host_memory_moves_blocks(tmp_path: Path) -> None:
