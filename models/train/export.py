@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from kernels.block_quant import quantize_blocks
+from models.train.indexer import INDEXERS
 from models.train.layers import Linear
 from models.train.model import TinyModel
 from tools.chat import CHAT_TEMPLATE
@@ -17,6 +18,8 @@ from tools.quantization_configs import FP8_CONFIG
 from tools.tokenizer_files import write_tokenizer_files
 
 LARGEST_SHARD_BYTES = 14_500_000
+# Indexers have a file of their own: other files are the same with and without them, if they were trained alone.
+INDEXERS_FILE = "indexers.safetensors"
 
 
 def export(model: TinyModel, config: Mapping[str, Any], tokenizer: Tokenizer, directory: Path, *, fp8: bool) -> None:
@@ -87,17 +90,24 @@ def _published(name: str, last: str) -> str:
 
 
 def _write_shards(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    indexers = {name: tensor for name, tensor in tensors.items() if INDEXERS in name}
     shards: list[dict[str, torch.Tensor]] = [{}]
     filled = 0
     for name, tensor in tensors.items():
+        if name in indexers:
+            continue
         if filled + tensor.nbytes > LARGEST_SHARD_BYTES:
             shards.append({})
             filled = 0
         shards[-1][name] = tensor
         filled += tensor.nbytes
+    files = {
+        f"model-{number:05d}-of-{len(shards):05d}.safetensors": shard for number, shard in enumerate(shards, start=1)
+    }
+    if indexers:
+        files[INDEXERS_FILE] = indexers
     weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+    for file_name, shard in files.items():
         save_file(shard, directory / file_name, metadata={"format": "pt"})
         # safetensors makes files that only their owner can read, but a service may run as another user.
         (directory / file_name).chmod(0o644)

@@ -109,6 +109,13 @@ def test_a_start_without_indexers_leaves_them_as_they_are(tmp_path: Path) -> Non
     torch.testing.assert_close(indexed.lm_head.weight, model.lm_head.weight.bfloat16().float())
 
 
+def test_indexers_change_no_other_file_of_a_checkpoint(tmp_path: Path) -> None:
+    export(make_lively_model(), CONFIG, make_tokenizer(), tmp_path / "without", fp8=True)
+    export(make_indexed_model(), INDEXED, make_tokenizer(), tmp_path / "with", fp8=True)
+    without = {path.name: path.read_bytes() for path in (tmp_path / "without").glob("*.safetensors")}
+    assert without == {path.name: path.read_bytes() for path in (tmp_path / "with").glob("model-*.safetensors")}
+
+
 def test_queries_choose_within_their_document_and_before_themselves() -> None:
     generator = torch.Generator().manual_seed(0)
     parts = IndexParts(
