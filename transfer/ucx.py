@@ -3,8 +3,11 @@
 import os
 from typing import Any
 
+import psutil
+
 from mesh.errors import ConfigError
 from mesh.start_times import StartTimes
+from transfer.network import missing_devices, opened_devices
 from transfer.transport import Arrival, Transmission
 from transfer.ucx_endpoint import UcxEndpoint, UcxRequest, UcxSend
 from transfer.ucx_settings import ucx_settings
@@ -21,18 +24,22 @@ class UcxTransport:
     def __init__(self, transports: str | None, devices: str | None = None, times: StartTimes | None = None) -> None:
         """`times` records the duration of each phase.
 
-        Raises ConfigError if ucxx is missing, or if UCX does not start with these transports and network devices.
+        Raises ConfigError if ucxx is missing, if UCX does not start with these transports and network devices, or lacks
+        one of the devices.
         """
         times = times or StartTimes()
         self._ucx, self._array = _import_ucxx()
         times.mark("transfer-imports")
         try:
             features = (self._ucx.Feature.TAG, self._ucx.Feature.WAKEUP)
-            self._worker = self._ucx.UCXWorker(self._ucx.UCXContext(ucx_settings(transports, devices), features))
+            context = self._ucx.UCXContext(ucx_settings(transports, devices), features)
+            _check_devices(os.environ.get("UCX_NET_DEVICES", devices), context.info)
+            self._worker = self._ucx.UCXWorker(context)
             self._worker.init_blocking_progress_mode()
         except self._ucx.UCXError as error:
             told = f"transfer.transports={transports!r} and transfer.devices={devices!r}"
-            raise ConfigError(f"UCX does not start with {told}: {error}") from error
+            room = "" if os.access("/dev/shm", os.W_OK) else ", and /dev/shm is missing or cannot be written"
+            raise ConfigError(f"UCX does not start with {told}{room}: {error}") from error
         self.address: bytes = self._worker.address.tobytes()
         self._any_tag, self._any_mask = self._ucx.UCXXTag(0), self._ucx.UCXXTagMask(0)
         self._endpoints: dict[bytes, UcxEndpoint] = {}
@@ -153,6 +160,17 @@ class _Unsent:
 
     def error(self) -> str | None:
         return self._reason
+
+
+def _check_devices(asked: str | None, description: str) -> None:
+    """Raises ConfigError. asked: as UCX_NET_DEVICES has it; description: of the context that was made with it."""
+    missing = [] if asked is None else missing_devices(asked, opened_devices(description))
+    if missing:
+        raise ConfigError(
+            f"transfer.devices={asked}: UCX finds no {', '.join(missing)} (the network interfaces are"
+            f" {', '.join(sorted(psutil.net_if_addrs()))}). RDMA needs a UCX that is built with verbs, and a container"
+            " that is given the device: docs/start/kubernetes.md"
+        )
 
 
 def _import_ucxx() -> tuple[Any, Any]:

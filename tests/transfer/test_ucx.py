@@ -15,6 +15,25 @@ def test_transports_that_do_not_exist_are_a_configuration_error() -> None:
         UcxTransport("no_such_transport")
 
 
+def test_a_missing_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: path != "/dev/shm")
+    with pytest.raises(ConfigError, match=r"UCX does not start .*, and /dev/shm is missing or cannot be written: "):
+        UcxTransport("no_such_transport")
+
+
+@pytest.mark.parametrize("devices", ["mlx5_0:1", "lo,mlx5_0:1"])
+def test_a_device_that_ucx_lacks_is_a_configuration_error(devices: str) -> None:
+    # UCX itself starts, with what is left.
+    with pytest.raises(ConfigError, match=rf"transfer\.devices={devices}: UCX finds no mlx5_0:1 .* built with verbs"):
+        UcxTransport(None, devices)
+
+
+def test_a_device_of_the_environment_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
+    with pytest.raises(ConfigError, match="UCX finds no mlx5_0:1"):
+        UcxTransport(None, "lo")
+
+
 def test_without_ucxx_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ucxx._lib", None)
     with pytest.raises(ConfigError, match="install ucxx"):
