@@ -17,8 +17,6 @@ from kernels.tile_sizes import cdiv, next_power_of_2
 # Bytes of weights of a program, which fill 64 registers of a thread, and its warps: five programs a multiprocessor have
 # three times as many bytes under way as its memory needs.
 TILE_BYTES, WARPS = 1 << 15, 4
-# Whether experts with scales are taken: no GPU has run their tests yet.
-TAKES_SCALED = False
 
 
 # A program multiplies some outputs of one expert by all tokens that chose it, from registers. It belongs to a token's
@@ -105,7 +103,7 @@ def takes(x: torch.Tensor | Quantized, gate_up: torch.Tensor | BlockScaled) -> b
     _, matrix, hidden = weights.shape
     held = max(hidden, matrix // 2) * weights.itemsize <= TILE_BYTES // 2
     if isinstance(gate_up, BlockScaled):
-        takes_format = TAKES_SCALED and isinstance(x, Quantized) and matrix // 2 % BLOCK == hidden % BLOCK == 0
+        takes_format = isinstance(x, Quantized) and matrix // 2 % BLOCK == hidden % BLOCK == 0
     else:
         takes_format = rows.dtype == weights.dtype == torch.bfloat16
     return is_hopper() and are_few(rows) and takes_format and held and rows.is_contiguous()
