@@ -17,6 +17,9 @@ from kernels.tile_sizes import cdiv, next_power_of_2
 # Bytes of weights of a program, which fill 64 registers of a thread, and its warps: five programs a multiprocessor have
 # three times as many bytes under way as its memory needs.
 TILE_BYTES, WARPS = 1 << 15, 4
+# The widest experts for which these kernels are chosen: they were measured with 2,048. Wider ones lie on several GPUs,
+# and programs of choices that lie elsewhere would start for nothing.
+MOST_WIDTH = 4096
 
 
 # A program multiplies some outputs of one expert by all tokens that chose it, from registers. It belongs to a token's
@@ -101,7 +104,7 @@ def takes(x: torch.Tensor | Quantized, gate_up: torch.Tensor | BlockScaled) -> b
     """Whether there are few tokens, and a program holds whole rows of both weights."""
     rows, weights = _values(x), _values(gate_up)
     _, matrix, hidden = weights.shape
-    held = max(hidden, matrix // 2) * weights.itemsize <= TILE_BYTES // 2
+    held = max(hidden, matrix // 2) <= MOST_WIDTH
     if isinstance(gate_up, BlockScaled):
         takes_format = isinstance(x, Quantized) and matrix // 2 % BLOCK == hidden % BLOCK == 0
     else:
