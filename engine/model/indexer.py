@@ -49,24 +49,25 @@ class Indexer:
         self._query.finish()
         self._key.finish()
 
-    def forward(self, hidden: Normalized, compressed: Activations, context: ForwardContext) -> IndexQueries:
-        """Write the tokens' keys; return their queries.
-
-        hidden: [tokens, hidden]; compressed: attention's compressed queries, normalized, [tokens, q_lora_rank], plain
-        or in `query_form`.
-        """
-        pool, rotated = self._pool(context), {"interleaved": self.config.interleaved}
+    def write_keys(self, hidden: Normalized, context: ForwardContext) -> None:
+        """hidden: [tokens, hidden]."""
         keys = self._key.forward(hidden.in_form(self._key.input_form), context.workspace)
-        write_keys(keys, self._key_norm, self._key_bias, context.rotations, context.slots, pool, **rotated)
+        rest = context.rotations, context.slots, self._pool(context)
+        write_keys(keys, self._key_norm, self._key_bias, *rest, interleaved=self.config.interleaved)
+
+    def queries(self, hidden: Normalized, compressed: Activations, context: ForwardContext) -> IndexQueries:
+        """The tokens' queries. hidden: as above; compressed: attention's compressed queries, normalized, [tokens,
+        q_lora_rank], plain or in `query_form`.
+        """
         queries = self._query.forward(in_form(compressed, self.query_form), context.workspace)
         return make_queries(
             queries.unflatten(1, (self.config.heads, -1)),
             multiply_in_shares(hidden.unquantized(), self._weights),
             context.rotations,
-            pool,
+            self._pool(context),
             # The published scores are scaled by the root of the width, and their weights by that of the heads' number.
             factor=(self.config.width * self.config.heads) ** -0.5,
-            **rotated,
+            interleaved=self.config.interleaved,
         )
 
     def select(self, rows: IndexedRows, queries: IndexQueries, context: ForwardContext) -> torch.Tensor:

@@ -123,8 +123,11 @@ class Attention:
         compressed = self._compressed(projected, context)
         inputs = Projected(self._queries(compressed, context), projected[:, self._input_width :])
         if self._indexer is not None:
-            index = self._indexer.forward(hidden, compressed, context)
-            inputs = inputs._replace(index_values=index.values, index_weights=index.weights)
+            self._indexer.write_keys(hidden, context)
+            # A captured piece is run for contexts of either kind.
+            if context.selects or context.cut is not None:
+                index = self._indexer.queries(hidden, compressed, context)
+                inputs = inputs._replace(index_values=index.values, index_weights=index.weights)
         values = self._values(inputs, context) if context.cut is None else self._cut(context.cut, inputs)
         return self._output.forward(values, context.workspace)
 

@@ -11,6 +11,7 @@ from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
 from engine.exchange.host import HostExchange
 from engine.model import indexed_rows
 from engine.model.config import parse_model_config
+from engine.model.indexer import Indexer
 from engine.model.state import make_state
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
@@ -54,6 +55,14 @@ def published(name: str) -> dict[str, Any]:
 def test_a_prompt_cut_anywhere_has_the_same_logits(checkpoint: Path, expected: torch.Tensor, end: int) -> None:
     found = our_logits(checkpoint, random_prompt(130), BLOCKS, [end, 130 - end])
     assert relative_error(found, expected) < 1e-5
+
+
+def test_tokens_that_attend_to_all_need_no_index_queries(
+    checkpoint: Path, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Indexer, "queries")
+    found = our_logits(checkpoint, random_prompt(130)[:TOP_K], BLOCKS, [TOP_K])
+    assert relative_error(found, expected[:TOP_K]) < 1e-5
 
 
 def test_a_long_prompts_queries_are_scored_in_parts(
