@@ -20,6 +20,9 @@ from mesh.grammars import check_grammar
 MAX_CHOICES = 1000
 # Bounds the text of a GBNF grammar (llama.cpp's), which a parser in Python reads.
 MAX_GBNF_CHARACTERS = 16 * 1024
+# Bounds a grammar that a client writes in Lark. A mask takes time quadratic in the parts in a row that may be empty,
+# 0.3 s for as many as fit, while all requests of the worker wait. JSON schemas make no such rows.
+MAX_LARK_CHARACTERS = 32 * 1024
 # Matches at the beginning of a line. The library's own test takes time quadratic in blank lines and holds the GIL.
 LARK = re.compile(r"\s*(%llguidance\b|start\s*:)")
 # White space between the parts of JSON: a space, or a line break and its indent. Without a bound a model that has lost
@@ -74,14 +77,20 @@ class GrammarForm:
 
     def in_lark(self) -> "GrammarForm":
         """The same grammar in Lark. May take a second. Raises InvalidConstraint."""
-        if any(map(LARK.match, self.text.splitlines())):
-            return self
+        lark = self.text if any(map(LARK.match, self.text.splitlines())) else self._from_gbnf()
+        if len(lark) > MAX_LARK_CHARACTERS:
+            raise InvalidConstraint(
+                f"the grammar has {len(lark)} characters in Lark, the limit is {MAX_LARK_CHARACTERS}: shorten it"
+            )
+        return replace(self, text=lark)
+
+    def _from_gbnf(self) -> str:
         if len(self.text) > MAX_GBNF_CHARACTERS:
             raise InvalidConstraint(
                 f"the grammar has {len(self.text)} characters, the limit for GBNF is {MAX_GBNF_CHARACTERS}: write Lark"
             )
         try:
-            return replace(self, text=gbnf_to_lark(self.text))
+            return str(gbnf_to_lark(self.text))
         # For most grammars that it cannot read the library raises a plain Exception.
         except Exception as error:
             raise InvalidConstraint(f"the grammar cannot be read: {error}") from error

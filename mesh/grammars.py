@@ -6,7 +6,6 @@ of 256 KiB takes up to 224 MB of stack (measured with llguidance 1.9): on a usua
 
 import json
 import re
-from contextlib import suppress
 from functools import partial
 from secrets import token_hex
 from typing import Any
@@ -15,12 +14,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from mesh.deep_stack import on_deep_stack
 from mesh.errors import InvalidConstraint
+from mesh.schema_bounds import check_schemas
 
 MAX_COMPLAINT_CHARACTERS = 300
-MAX_NUMBER_CHARACTERS = 40
-# Below it the library's arithmetic on integers overflows: the least of 64 bits, as a const or as both bounds, overflows
-# its stack, which ends the process.
-_LEAST_NUMBER = -(2**62)
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
 # The library's message if no token can follow and the answer cannot end either.
 _NOTHING_FOLLOWS = "NoExtensionBias"
@@ -70,7 +66,7 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
     Raises InvalidConstraint, also if no token can begin an answer.
     """
-    _check_numbers(grammar)
+    check_schemas(grammar)
     return on_deep_stack(partial(_compile, tokenizer, grammar))
 
 
@@ -88,7 +84,7 @@ def _compile(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 def check_grammar(grammar: str) -> None:
     """Raises InvalidConstraint if the text is invalid for any vocabulary. Other threads run during the check."""
-    _check_numbers(grammar)
+    check_schemas(grammar)
     try:
         wrong, messages = on_deep_stack(
             partial(LLMatcher.validate_grammar_with_warnings, grammar, None, limits=limits())
@@ -101,29 +97,6 @@ def check_grammar(grammar: str) -> None:
         raise InvalidConstraint("the constraint cannot be compiled: a keyword may have a wrong value") from error
     if wrong:
         raise InvalidConstraint(f"the constraint cannot be compiled: {complaint(messages[0])}")
-
-
-def _check_numbers(grammar: str) -> None:
-    """Raises InvalidConstraint for a number in the grammar's schemas that would end the process."""
-    # A grammar in JSON rather than in Lark is a schema from its beginning on.
-    places = [0] if grammar.lstrip().startswith("{") else [found.end() for found in _SCHEMA.finditer(grammar)]
-    for place in places:
-        # What is no JSON the library refuses; what is none here may be a literal.
-        with suppress(ValueError, RecursionError):
-            _NUMBERS.raw_decode(grammar[place:].lstrip())
-
-
-def _checked(number: str) -> float:
-    if (value := float(number)) <= _LEAST_NUMBER:
-        raise InvalidConstraint(
-            f"a schema has the number {number[:MAX_NUMBER_CHARACTERS]}: the least is {_LEAST_NUMBER + 1}"
-        )
-    return value
-
-
-_SCHEMA = re.compile(r"%json\b")
-# Each number is looked at as it is read, also those of keys that come again.
-_NUMBERS = json.JSONDecoder(parse_int=_checked, parse_float=_checked)
 
 
 def complaint(error: str) -> str:

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 from llguidance import LLTokenizer
 
-from gateway.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
+from gateway.answer_forms import (
+    ANY_OBJECT,
+    MAX_LARK_CHARACTERS,
+    AnswerForm,
+    ChoiceForm,
+    GrammarForm,
+    JsonForm,
+    RegexForm,
+)
 from gateway.catalog import ModelText
 from gateway.constraints import UNSHAPED, AnswerShape, check_room, constraint_for, judged
 from gateway.reasoning import THINK_CLOSE, THINK_OPEN, ReasoningStart
@@ -199,6 +207,14 @@ def test_choices_that_do_not_fit_are_refused(text: ModelText) -> None:
     with pytest.raises(InvalidConstraint, match="4 tokens") as caught:
         check_room(4, 3, FieldNames(max_tokens="max_output_tokens"))
     assert caught.value.metadata["field"] == "max_output_tokens"
+
+
+def test_a_written_grammar_has_a_bounded_length() -> None:
+    beginning = 'start: "a"'
+    fits = GrammarForm(beginning.ljust(MAX_LARK_CHARACTERS), "f")
+    assert fits.in_lark() == fits
+    with pytest.raises(InvalidConstraint, match=f"the limit is {MAX_LARK_CHARACTERS}"):
+        GrammarForm(beginning.ljust(MAX_LARK_CHARACTERS + 1), "f").in_lark()
 
 
 def test_a_schema_that_takes_too_long_is_refused() -> None:

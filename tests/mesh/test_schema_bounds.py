@@ -1,0 +1,59 @@
+"""JSON schemas that would keep a compiler busy for long."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mesh.errors import InvalidConstraint
+from mesh.schema_bounds import MOST_EXPRESSIONS, MOST_OPTIONAL, check_schemas
+
+TEXT = {"type": "string"}
+FORMS = {
+    "lark": 'start: "a" answer\nanswer: %json {}',
+    "json": '{{"grammars": [{{"json_schema": {}}}]}}',
+}
+
+
+def check(form: str, schema: dict[str, Any]) -> None:
+    check_schemas(
+        FORMS[form].format(json.dumps(schema)) if form == "json" else FORMS[form].replace("{}", json.dumps(schema))
+    )
+
+
+def expressions(count: int) -> dict[str, Any]:
+    return {"type": "object", "patternProperties": {f"^k{index}$": TEXT for index in range(count)}}
+
+
+def optional(*runs: int) -> dict[str, Any]:
+    """An object with runs of optional properties, after each of which one is required."""
+    names = [[f"p{run}.{index}" for index in range(length)] for run, length in enumerate(runs)]
+    properties = {name: TEXT for run, several in enumerate(names) for name in (*several, f"needed{run}")}
+    return {"type": "object", "properties": properties, "required": [f"needed{run}" for run in range(len(runs))]}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_expressions_of_a_whole_schema_are_counted(form: str) -> None:
+    half = MOST_EXPRESSIONS // 2
+    check(form, {"anyOf": [expressions(half), {"items": expressions(half)}]})
+    with pytest.raises(InvalidConstraint, match=f"{MOST_EXPRESSIONS + 1} patternProperties"):
+        check(form, {"anyOf": [expressions(half), {"items": expressions(half + 1)}]})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_optional_properties_in_a_row_are_counted(form: str) -> None:
+    check(form, optional(MOST_OPTIONAL, MOST_OPTIONAL))
+    with pytest.raises(InvalidConstraint, match=f"{MOST_OPTIONAL + 1} optional properties"):
+        check(form, {"items": optional(1, MOST_OPTIONAL + 1)})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"properties": ["a"] * 600}, {"properties": dict.fromkeys(map(str, range(600)), True), "required": None}],
+    ids=["no object", "nothing required"],
+)
+def test_malformed_keywords_raise_nothing_unexpected(schema: dict[str, Any]) -> None:
+    try:
+        check("lark", schema)
+    except InvalidConstraint as refused:
+        assert "600 optional properties" in refused.message
