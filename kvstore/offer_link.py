@@ -28,6 +28,8 @@ MAX_WAITING_OFFERS = 256
 # Hashes remembered as offered in this session, about 100 bytes each.
 MAX_OFFERED_HASHES = 100_000
 ANSWER_SECONDS = 5.0
+# A single offer may fail: its blocks were evicted meanwhile. The log tells once of a run of this length.
+TOLD_FAILURES = 3
 
 
 class _Offer(NamedTuple):
@@ -64,6 +66,8 @@ class OfferLink:
         self._offered: OrderedDict[bytes, None] = OrderedDict()
         # Keyed by transfer id.
         self._pushes: dict[bytes, asyncio.Future[PushEnded]] = {}
+        # How many offers have failed since one was stored.
+        self._failures = 0
 
     def begin(self, session: StoreSession) -> None:
         """Use a new session. The store may hold nothing of what was offered in an earlier one."""
@@ -124,6 +128,7 @@ class OfferLink:
         ticket = transfer_wire.ticket(response.ticket)
         wanted = [chain[first + index] for index in response.wanted]
         await self._store(stub, session, ticket, wanted)
+        self._failures = 0
         return "stored"
 
     async def _offer(self, stub: Any, session: StoreSession, offer: _Offer, first: int) -> kvstore_pb2.OfferResponse:
@@ -166,9 +171,16 @@ class OfferLink:
             self._offered.pop(block_hash, None)
         if isinstance(error, UnknownSession | TimeoutError) or error.retry is Retry.THIS_CALL:
             self._doubt.set()
-        # Warn only of errors that repeat every time. An absent store is logged by its link.
-        level = logging.WARNING if isinstance(error, InvalidRequest | NamespaceMismatch) else logging.DEBUG
-        log.log(level, "an offer of %d blocks failed: %s", len(chain), error)
+        self._failures += 1
+        # Warn only of errors that repeat. An absent store is logged by its link.
+        repeats = isinstance(error, InvalidRequest | NamespaceMismatch) or self._failures == TOLD_FAILURES
+        log.log(
+            logging.WARNING if repeats else logging.DEBUG,
+            "an offer of %d blocks to a KV store failed, as %d did before since one was stored: %s",
+            len(chain),
+            self._failures - 1,
+            str(error) or type(error).__name__,
+        )
         return "failed"
 
     def _first_not_offered(self, chain: Sequence[bytes]) -> int:

@@ -1,6 +1,7 @@
 """A worker's client against stores over gRPC; what the rank would do is done by a fake that pushes no bytes."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Literal, get_args
@@ -9,6 +10,7 @@ import pytest
 
 from kvstore.__main__ import running_store
 from kvstore.client import StoreClient
+from kvstore.offer_link import TOLD_FAILURES
 from mesh.blocks import chain_hashes
 from mesh.channel import Channels
 from mesh.metrics import STORE_OFFERS
@@ -156,6 +158,18 @@ async def test_an_offer_with_a_fault_is_made_again(fault: Fault) -> None:
         rank.fault = None
         client.offer(chain(0))
         await eventually(lambda: len(rank.pushed) == 12)
+
+
+async def test_the_log_tells_once_of_offers_that_keep_failing(caplog: pytest.LogCaptureFixture) -> None:
+    failed = STORE_OFFERS.labels("failed")
+    before = value_of(failed)
+    async with attached_client() as (client, rank):
+        rank.fault = "the bytes are wrong"
+        for number in range(TOLD_FAILURES + 1):
+            client.offer(chain(number))
+        await eventually(lambda: value_of(failed) == before + TOLD_FAILURES + 1)
+    (told,) = [record for record in caplog.records if record.name == "kvstore.offer_link"]
+    assert told.levelno == logging.WARNING and "as 2 did before" in told.getMessage()
 
 
 async def test_what_belongs_to_no_offer_is_left_to_others() -> None:
