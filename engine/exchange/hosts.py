@@ -28,18 +28,19 @@ class HostsExchange:
 
     def __init__(self, place: Place, within: RankExchange, rail: Rail, device: torch.device) -> None:
         """within: the exchange of this rank's host alone; rail: to the ranks with its number on other hosts."""
-        self.place = place
-        self._within = within
-        self._rail = rail
         self._device = device
-        self._hosts, self._ranks_a_host = place.layout.hosts, place.layout.ranks_a_host
+        self._take(place, within, rail)
         # Rails of former groups. They are never freed, because that may wait for minutes.
         self._former: list[Rail] = []
 
-    def regroup(self, within: RankExchange, rail: Rail) -> None:
-        """Go on with the ranks of a new group, which begin together; all else that this object had is as it was."""
+    def regroup(self, place: Place, within: RankExchange, rail: Rail) -> None:
+        """Go on with the ranks of a new group, which begin together."""
         self._former.append(self._rail)
-        self._within, self._rail = within, rail
+        self._take(place, within, rail)
+
+    def _take(self, place: Place, within: RankExchange, rail: Rail) -> None:
+        self.place, self._within, self._rail = place, within, rail
+        self._hosts, self._ranks_a_host = place.layout.hosts, place.layout.ranks_a_host
 
     def all_gather(self, part: torch.Tensor, group: Group) -> torch.Tensor:
         if group is Group.TP:

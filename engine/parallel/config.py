@@ -37,6 +37,12 @@ class ParallelConfig(Config):
     """On how many hosts the ranks run: equally many on each, and all ranks of a tp group on one (docs/scale-out.md).
     One service is started on each host, with this configuration and the variables of torchrun or of a LeaderWorkerSet.
     """
+    least_hosts: int | None = Field(default=None, ge=2)
+    """With how many of its `hosts` a worker serves if the others do not come: with less room for requests, and with all
+    experts on the ranks that are left, which load again. By default it waits for all.
+    """
+    missing_host_seconds: float = Field(default=60, gt=0)
+    """How long a worker waits for all of its hosts before it forms with `least_hosts` or more."""
     context_parallel_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """All dp ranks together compute a chunk of a prompt that has at least this many tokens in a step, if that makes the
     step shorter (context parallelism; only with tp 1). "auto" is 512 if there are several ranks on one host.
@@ -69,6 +75,13 @@ class ParallelConfig(Config):
     def ranks_a_host(self) -> int:
         return self.world // self.hosts
 
+    def on_hosts(self, hosts: int) -> "ParallelConfig":
+        """The same ranks on fewer hosts: those of the others are left out."""
+        dp = self.ranks_a_host * hosts // self._group
+        parts = None if self.ep is None else self.ep // self.hosts * hosts
+        sizes = {"ranks": None, "tp": self._group, "dp": dp, "ep": parts}
+        return self.model_copy(update={**sizes, "hosts": hosts, "least_hosts": None})
+
     @property
     def groups_a_host(self) -> int:
         """TP groups on each host."""
@@ -97,5 +110,20 @@ class ParallelConfig(Config):
             raise ValueError(
                 f"engine.parallel.tp={self.tp} does not divide the {self.ranks_a_host} ranks of each host: the ranks of"
                 " a tp group lie on one host"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fewer_hosts_are_whole(self) -> Self:
+        if self.least_hosts is None:
+            return self
+        if self.least_hosts >= self.hosts:
+            raise ValueError(
+                f"engine.parallel.least_hosts={self.least_hosts} must be less than engine.parallel.hosts={self.hosts}"
+            )
+        if self.ep is not None and self.ep % self.hosts:
+            raise ValueError(
+                f"engine.parallel.least_hosts needs whole parts of the experts on each host:"
+                f" engine.parallel.ep={self.ep} is no multiple of engine.parallel.hosts={self.hosts}"
             )
         return self

@@ -28,6 +28,8 @@ class Start(msgspec.Struct, tag="start"):
     config: bytes
     # A mesh.config.ObserveConfig as JSON; only that of the first Start counts.
     observe: bytes
+    # Its number in the worker, which may be another than before if the worker has lost a host.
+    rank: int
     # None if workers do not sign the blocks that they offer to stores.
     authorship: Authorship | None = None
 

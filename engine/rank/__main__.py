@@ -24,10 +24,10 @@ def main(arguments: list[str]) -> int:
         signal.signal(each, signal.SIG_IGN)
     number, connection, pulse_descriptor = map(int, arguments[:3])
     group = GroupDescriptors.of_arguments(arguments[3:])
-    # Each host has equally many ranks.
+    # Each host has equally many ranks. The worker may number them otherwise later, if it loses a host.
     wakeup = EventFd(None if group is None else group.wakeups[number % len(group.wakeups)])
     link = RankLink(socket.socket(fileno=connection), wakeup)
-    rank = Rank(number, link, Pulse(pulse_descriptor), wakeup, group)
+    rank = Rank(link, Pulse(pulse_descriptor), wakeup, group)
     started = False
     while not link.closed:
         # Other ranks may wake this one late, when it has been released: then there is no message.

@@ -82,13 +82,17 @@ class Backends:
         """
         return not self._on_gpu
 
-    def regroup(self, peers: Peers, config: EngineConfig) -> None:
-        """Have the next backend exchange with the ranks of a new group. It keeps the weights, unless experts move: what
-        a rank that was lost held of them is not known to the one that replaces it.
+    def regroup(self, peers: Peers, config: EngineConfig) -> bool:
+        """Have the next backend exchange with the ranks of a new group. Returns whether it keeps the weights. It does
+        not if it has another place, or if experts move: what a rank that was lost held of them is not known to the one
+        that replaces it.
         """
-        self._peers, self._connected = peers, False
-        if config.settled_balance.interval_steps is not None or config.balance.placement_file is not None:
+        moves = config.settled_balance.interval_steps is not None or config.balance.placement_file is not None
+        keeps = not moves and self._peers is not None and peers.in_worker == self._peers.in_worker
+        if not keeps:
             self._model = None
+        self._peers, self._connected = peers, False
+        return keeps
 
     def _connect(self, peers: Peers, device: str, hardware: Hardware) -> None:
         self._on_gpu = device != "cpu"
@@ -125,6 +129,6 @@ class Backends:
         rail = Rail(store, place.host, place.layout.hosts, torch.device(device), broken=lambda: peers.broken)
         if isinstance(self._exchange, HostsExchange):
             # The model refers to it.
-            self._exchange.regroup(within, rail)
+            self._exchange.regroup(place, within, rail)
             return self._exchange
         return HostsExchange(place, within, rail, torch.device(device))

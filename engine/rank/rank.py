@@ -44,11 +44,10 @@ NOTICE_SECONDS = 10.0
 class Rank:
     """What outlives a release: the process, its connection to the service, the other ranks, and what was loaded."""
 
-    def __init__(
-        self, number: int, link: RankLink, pulse: Pulse, wakeup: EventFd, group: GroupDescriptors | None
-    ) -> None:
+    def __init__(self, link: RankLink, pulse: Pulse, wakeup: EventFd, group: GroupDescriptors | None) -> None:
         """group: what it shares with the worker's ranks on its host; None if the worker has no other rank."""
-        self._number = number
+        # In the worker.
+        self._number = 0
         self._link = link
         self._pulse = pulse
         self._wakeup = wakeup
@@ -62,6 +61,7 @@ class Rank:
     def run(self, start: Start) -> int | None:
         """Load, unless that is done, and serve. Returns the process's exit status, or None once released."""
         config, times = EngineConfig.model_validate_json(start.config), StartTimes()
+        self._number = start.rank
         if self._config is None:
             times.seconds["process"] = process_seconds()
         try:
@@ -144,15 +144,17 @@ class Rank:
         return True
 
     def _make_backend(self, config: EngineConfig, times: StartTimes) -> Backend:
+        keeps_weights = True
         if self._peers is None and self._group is not None:
             self._peers = Peers(Place(Layout.of(config.parallel), self._number), self._group)
             if self._backends is not None:
-                self._backends.regroup(self._peers, config)
+                keeps_weights = self._backends.regroup(self._peers, config)
         if self._backends is None:
             self._backends = Backends(self._peers, Rendezvous(self._link))
         else:
             assert self._config is not None
-            check_keeps_weights(self._config, config)
+            if keeps_weights:
+                check_keeps_weights(self._config, config)
             # Free the pool, and all that refers to it, to make room for the next one.
             gc.unfreeze()
             gc.collect()

@@ -159,11 +159,11 @@ STRIKES: dict[str, tuple[int, Callable[[Host], None]]] = {
 
 @asynccontextmanager
 async def model_mesh(
-    checkpoint: Path, deployed: Callable[[Sequence[ServiceSpec]], Sequence[ServiceSpec]]
+    checkpoint: Path, deployed: Callable[[Sequence[ServiceSpec]], Sequence[ServiceSpec]], settings: tuple[str, ...] = ()
 ) -> AsyncIterator[ProcessMesh]:
     """A mesh of one worker. Answers are under way when the block begins; at its end all are those of transformers."""
     prompts = [random_prompt(length, seed=length) for length in (150, 3, 70)]
-    async with process_mesh(checkpoint, settings=OF_MODEL, deployed=deployed) as mesh:
+    async with process_mesh(checkpoint, settings=(*OF_MODEL, *settings), deployed=deployed) as mesh:
         asked = [asyncio.create_task(tokens_of(mesh, prompt, 60)) for prompt in prompts]
         await eventually(lambda: runs(mesh), 60)
         yield mesh
@@ -210,6 +210,26 @@ async def test_a_model_goes_on_with_the_weights_of_other_hosts(hosts: int, first
         seconds = await struck.serves_again(mesh)
         struck.assert_kept(lost)
     sys.stdout.write(f"\n{hosts} hosts, host {lost} killed: the worker serves again after {seconds:.1f} s\n")
+
+
+async def test_a_model_goes_on_without_a_lost_host(tmp_path: Path) -> None:
+    settings = ("decode.engine.parallel.least_hosts=3", "decode.engine.parallel.missing_host_seconds=0.5")
+    async with model_mesh(tiny_checkpoint(tmp_path), partial(on_hosts, hosts=4), settings) as mesh:
+        struck = await Struck.of(mesh, 4)
+        struck.hosts[1].service.suspend()
+        seconds = await struck.serves_again(mesh)
+        await struck.hosts[1].ends()
+        struck.assert_kept(1)
+        [worker] = await mesh.workers()
+        assert len(worker.ranks) == 3
+        # The first host takes in the other when it starts again.
+        whole = Struck(struck.hosts, worker.identity.incarnation, time.monotonic())
+        await eventually(lambda: any("serves without host 1" in line for line in mesh.lines), 60)
+        struck.hosts[0].service.kill()
+        await whole.serves_again(mesh)
+        [worker] = await mesh.workers()
+        assert len(worker.ranks) == 4
+    sys.stdout.write(f"\n4 hosts, host 1 stopped: the others serve again after {seconds:.1f} s\n")
 
 
 @pytest.mark.skipif(why_no_network() is not None, reason=f"{why_no_network()}")

@@ -23,6 +23,7 @@ from mesh.tls import server_tls
 from worker.config import WorkerConfig
 from worker.hosts import wire
 from worker.hosts.comparison import own_version
+from worker.hosts.fewer import on_hosts
 from worker.hosts.host_ranks import HostRanks
 from worker.hosts.place import HostPlace
 from worker.settled import settled
@@ -73,12 +74,12 @@ async def _serve(
         stub, ranks, stopped = hosts_pb2_grpc.HostsServiceStub(channel), None, False
         try:
             while not stopped:
-                link = await _join(stub, join, place.first)
+                link, joined = await _join(stub, join, place.first)
                 try:
                     ranks = ranks or await HostRanks.start(resolved, place.number)
                     await server.ready()
                     _log.info("host ready", extra={"fields": {"host": place.number, "worker": config.worker_id}})
-                    stopped = await link.run(ranks)
+                    stopped = await link.run(ranks, on_hosts(resolved, joined.hosts), joined.place)
                 finally:
                     link.close()
                 if not stopped:
@@ -90,14 +91,15 @@ async def _serve(
                 await ranks.close()
 
 
-async def _join(stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorkerRequest, first: str) -> FirstHostLink:
+async def _join(
+    stub: hosts_pb2_grpc.HostsServiceStub, join: hosts_pb2.JoinWorkerRequest, first: str
+) -> tuple[FirstHostLink, hosts_pb2.Joined]:
     """Call until the first host answers. Raises its answer if it never takes this host."""
     backoff = Backoff(_log, last_seconds=LAST_PAUSE_SECONDS)
     while True:
         link = FirstHostLink(stub, join)
         try:
-            await link.joined()
-            return link
+            return link, await link.joined()
         except MeshError as error:
             link.close()
             if error.retry is Retry.NEVER:
@@ -112,19 +114,25 @@ class FirstHostLink:
         self._outgoing: asyncio.Queue[hosts_pb2.JoinWorkerRequest | None] = asyncio.Queue(MOST_WAITING)
         self._call: Any = stub.JoinWorker(self._requests(join))
 
-    async def joined(self) -> None:
+    async def joined(self) -> hosts_pb2.Joined:
         """Return once the first host has taken this one. Raises MeshError."""
         try:
-            if await self._call.read() is grpc.aio.EOF:
-                raise EngineFailed("the worker's first host ended the call")
+            response = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        if response is grpc.aio.EOF:
+            raise EngineFailed("the worker's first host ended the call")
+        joined: hosts_pb2.Joined = response.joined
+        return joined
 
-    async def run(self, ranks: HostRanks) -> bool:
+    async def run(self, ranks: HostRanks, config: WorkerConfig, place: int) -> bool:
         """Carry messages between the ranks and the first host until all ranks have stopped, or until the first host
         says no more, and then return False. Raises EngineFailed if a rank ends otherwise.
+
+        config, place: as for `HostRanks.run`.
         """
-        owning, reading = asyncio.create_task(ranks.run(self)), asyncio.create_task(self._read(ranks))
+        owning = asyncio.create_task(ranks.run(self, config, place))
+        reading = asyncio.create_task(self._read(ranks))
         try:
             await asyncio.wait({owning, reading}, return_when=asyncio.FIRST_COMPLETED)
             if not owning.done():

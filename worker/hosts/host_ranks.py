@@ -36,8 +36,8 @@ class HostRanks:
     first host's messages. If that host is lost, `keep` keeps what the ranks have loaded for the next `run`.
     """
 
-    def __init__(self, config: WorkerConfig, ranks: Mapping[int, RankProcess], group: HostGroup) -> None:
-        self._config = config
+    def __init__(self, ranks: Mapping[int, RankProcess], group: HostGroup) -> None:
+        """ranks: by their numbers in the worker with all of its hosts."""
         self._ranks = ranks
         self._group = group
         self._decoders: dict[int, FrameDecoder[FromRank]] = {}
@@ -48,11 +48,11 @@ class HostRanks:
 
     @classmethod
     async def start(cls, config: WorkerConfig, host: int) -> Self:
-        """Start the ranks of host `host`. config: must have the whole layout and an id."""
+        """Start the ranks of host `host`. config: must have the whole layout."""
         parallel = config.engine.parallel
         group, descriptors = await HostGroup.open(parallel.ranks_a_host)
         ranks: dict[int, RankProcess] = {}
-        owner = cls(config, ranks, group)
+        owner = cls(ranks, group)
         try:
             for number in range(host * parallel.ranks_a_host, (host + 1) * parallel.ranks_a_host):
                 ranks[number] = await start_rank(config.rank_engine, number, descriptors)
@@ -78,13 +78,15 @@ class HostRanks:
     def record(self, record: bytes) -> None:
         self._group.line.write(record)
 
-    async def run(self, first: FirstHost) -> None:
-        """Return once all ranks have stopped. Raises EngineFailed once one has ended otherwise."""
-        config = self._config
+    async def run(self, first: FirstHost, config: WorkerConfig, place: int) -> None:
+        """Return once all ranks have stopped. Raises EngineFailed once one has ended otherwise.
+
+        config: with the layout on the hosts with which the worker forms, and an id; place: this host's among them.
+        """
         assert config.worker_id is not None
         authorship = config.authorship(config.worker_id)
-        for number in self._ranks:
-            start = start_message(config.rank_engine, config.observe, number, authorship)
+        for rank, number in enumerate(self._ranks, start=place * config.engine.parallel.ranks_a_host):
+            start = start_message(config.rank_engine, config.observe, rank, authorship)
             self.write(number, bytes(FrameEncoder().encode(start)))
         watching = [
             asyncio.create_task(self._group.line.run(first.record)),

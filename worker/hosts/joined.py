@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,7 +39,7 @@ class JoinedHost:
 
 class JoinedHosts:
     """Each host joins once. If one is lost after that, this host's ranks can be taken into another group, with other
-    JoinedHosts.
+    JoinedHosts. The worker may form without some hosts.
 
     Attributes:
         ranks_a_host: how many ranks each host has, this one too.
@@ -49,7 +50,10 @@ class JoinedHosts:
         self._engine = engine
         self.ranks_a_host = engine.parallel.ranks_a_host
         self._hosts: dict[int, JoinedHost] = {}
-        self._all_joined = asyncio.Event()
+        # Set whenever a host joins.
+        self._changed = asyncio.Event()
+        # Set once it is known with which hosts the worker forms.
+        self._formed = asyncio.Event()
         self._group: HostGroup | None = None
         self._carrying: asyncio.Task[None] | None = None
 
@@ -76,26 +80,58 @@ class JoinedHosts:
             raise ConfigError(f"host {number} is configured otherwise than the worker's first host: {other}")
         if number in self._hosts:
             raise WorkerDraining(f"host {number} of this worker has joined before")
+        if self._formed.is_set():
+            raise WorkerDraining(f"this worker serves without host {number}: start its first host again to take it in")
         first = number * self.ranks_a_host
         return range(first, first + self.ranks_a_host)
 
     def joined(self, host: JoinedHost) -> None:
         self._hosts[host.number] = host
-        missing = self._engine.parallel.hosts - 1 - len(self._hosts)
-        _log.info("a host has joined", extra={"fields": {"host": host.number, "missing": missing}})
-        if not missing:
-            self._all_joined.set()
+        fields = {"host": host.number, "missing": len(self._missing)}
+        _log.info("a host has joined", extra={"fields": fields})
+        if not self._missing:
+            self._formed.set()
+        self._changed.set()
 
     def left(self, host: JoinedHost) -> None:
-        """The host has left, and its ranks are lost. If not all hosts have joined yet, it may join again."""
+        """The host has left, and its ranks are lost. If the worker has not formed yet, it may join again."""
         host.lost()
-        if not self._all_joined.is_set():
+        if not self._formed.is_set():
             del self._hosts[host.number]
 
-    async def wait(self) -> None:
-        """Return once all hosts have joined."""
-        _log.info("waiting for the worker's other hosts", extra={"fields": {"hosts": self._engine.parallel.hosts}})
-        await self._all_joined.wait()
+    async def wait(self) -> int:
+        """Return once it is known with which hosts the worker forms, and with how many, this one too: all, or after
+        `missing_host_seconds` at least `least_hosts` of them.
+        """
+        parallel = self._engine.parallel
+        _log.info("waiting for the worker's other hosts", extra={"fields": {"hosts": parallel.hosts}})
+        if parallel.least_hosts is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(parallel.missing_host_seconds):
+                    await self._formed.wait()
+            while not self._formed.is_set() and len(self._hosts) + 1 < parallel.least_hosts:
+                self._changed.clear()
+                await self._changed.wait()
+            if self._missing:
+                _log.warning("the worker forms without hosts", extra={"fields": {"missing": self._missing}})
+            self._formed.set()
+        await self._formed.wait()
+        return len(self._hosts) + 1
+
+    async def place_of(self, host: JoinedHost) -> tuple[int, int]:
+        """The place of a host among those with which the worker forms, and how many these are."""
+        if self._engine.parallel.least_hosts is None:
+            return host.number, self._engine.parallel.hosts
+        await self._formed.wait()
+        return sorted((0, *self._hosts)).index(host.number), len(self._hosts) + 1
+
+    def number_of(self, place: int) -> int:
+        """The number of the host that has this place."""
+        return sorted((0, *self._hosts))[place]
+
+    @property
+    def _missing(self) -> list[int]:
+        return [number for number in range(1, self._engine.parallel.hosts) if number not in self._hosts]
 
     @property
     def ranks(self) -> Sequence[RemoteRank]:

@@ -52,7 +52,8 @@ class HostsServicer(hosts_pb2_grpc.HostsServiceServicer):
         host = self._admit(await _join(request_iterator), outgoing)
         reader = asyncio.create_task(_read(self.hosts, host, request_iterator, outgoing))
         try:
-            yield hosts_pb2.JoinWorkerResponse(joined=hosts_pb2.Joined())
+            place, hosts = await self.hosts.place_of(host)
+            yield hosts_pb2.JoinWorkerResponse(joined=hosts_pb2.Joined(place=place, hosts=hosts))
             while (response := await outgoing.get()) is not None:
                 yield response
             if reader.done():

@@ -89,7 +89,7 @@ class RankGroup:
         rendezvous = HostsRendezvous()
         try:
             own = [
-                RankClient.start(config, observe, rank, _name(rank, config), shared, authorship, rendezvous)
+                RankClient.start(config, observe, rank, _name(rank, config, hosts), shared, authorship, rendezvous)
                 for rank in range(ranks_a_host)
             ]
             return await cls._of(config, own, hosts, rendezvous)
@@ -116,7 +116,7 @@ class RankGroup:
             await hosts.take_group(kept.group)
         rendezvous = HostsRendezvous()
         own = [
-            RankClient.adopt(handle, config, observe, rank, _name(rank, config), authorship, rendezvous)
+            RankClient.adopt(handle, config, observe, rank, _name(rank, config, hosts), authorship, rendezvous)
             for rank, handle in enumerate(kept.ranks)
         ]
         return await cls._of(config, own, hosts, rendezvous)
@@ -131,7 +131,7 @@ class RankGroup:
     ) -> Self:
         """own: clients of this host's ranks."""
         others = [
-            RankClient.reach(each, _name(rank, config), rendezvous)
+            RankClient.reach(each, _name(rank, config, hosts), rendezvous)
             for rank, each in enumerate([] if hosts is None else hosts.ranks, start=len(own))
         ]
         starts = [asyncio.create_task(client) for client in (*own, *others)]
@@ -287,12 +287,12 @@ class RankGroup:
                 return number, EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
 
 
-def _name(rank: int, config: EngineConfig) -> str:
+def _name(rank: int, config: EngineConfig, hosts: JoinedHosts | None) -> str:
     parallel = config.parallel
     if parallel.world == 1:
         return "the engine process"
     name = f"rank {rank} of {parallel.world}"
-    return name if parallel.hosts == 1 else f"{name} (host {rank // parallel.ranks_a_host})"
+    return name if hosts is None else f"{name} (host {hosts.number_of(rank // parallel.ranks_a_host)})"
 
 
 async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:

@@ -26,6 +26,7 @@ from transfer.events import PushEnded
 from worker.config import WorkerConfig
 from worker.events.kv_events import KvEvents
 from worker.handover import Handover
+from worker.hosts.fewer import on_hosts
 from worker.hosts.joined import JoinedHosts
 from worker.identity import worker_identity
 from worker.ranks.group import RankGroup, RankMessage
@@ -106,11 +107,11 @@ class RankHost:
         `config`: settled (worker.settled); `endpoint`: host:port of the worker's services; `channels`: for the stores;
         `hosts`: the worker's other hosts, if it has several. Raises as RankClient.start does.
         """
-        told = config.rank_engine, config.observe, config.authorship(endpoint)
         service_seconds = _seconds_since_begin(handover)
         others = hosts if config.engine.parallel.hosts > 1 else None
         if others is not None:
-            await others.wait()
+            config = on_hosts(config, await others.wait())
+        told = config.rank_engine, config.observe, config.authorship(endpoint)
         if handover is not None and handover.kept is not None:
             group = await RankGroup.adopt(handover.kept, *told, others)
         else:

@@ -52,9 +52,9 @@ async def start_rank(config: EngineConfig, rank: int, group: GroupDescriptors | 
 def start_message(
     config: EngineConfig, observe: ObserveConfig | None, rank: int, authorship: Authorship | None
 ) -> Start:
-    """The rank's first message."""
+    """The rank's first message. rank: its number in the worker."""
     settings = _rank_settings(observe or ObserveConfig(), rank)
-    return Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), authorship)
+    return Start(config.model_dump_json().encode(), settings.model_dump_json().encode(), rank, authorship)
 
 
 def rank_environment(config: EngineConfig) -> dict[str, str]:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n deepmesh/internal/v1/hosts.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\xfb\x01\n\x11JoinWorkerRequest\x12*\n\x04join\x18\x01 \x01(\x0b\x32\x1a.deepmesh.internal.v1.JoinH\x00\x12\x34\n\tfrom_rank\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.RankBytesH\x00\x12.\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1d.deepmesh.internal.v1.RankEndH\x00\x12\x37\n\x08progress\x18\x04 \x01(\x0b\x32#.deepmesh.internal.v1.RanksProgressH\x00\x12\x10\n\x06record\x18\x05 \x01(\x0cH\x00\x42\t\n\x07message\"\xc5\x01\n\x12JoinWorkerResponse\x12.\n\x06joined\x18\x01 \x01(\x0b\x32\x1c.deepmesh.internal.v1.JoinedH\x00\x12\x32\n\x07to_rank\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.RankBytesH\x00\x12.\n\x04kill\x18\x03 \x01(\x0b\x32\x1e.deepmesh.internal.v1.KillRankH\x00\x12\x10\n\x06record\x18\x04 \x01(\x0cH\x00\x42\t\n\x07message\"H\n\x04Join\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\t\"\x08\n\x06Joined\"\'\n\tRankBytes\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\'\n\x07RankEnd\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06status\x18\x02 \x01(\x11\"B\n\rRanksProgress\x12\x31\n\x05ranks\x18\x01 \x03(\x0b\x32\".deepmesh.internal.v1.RankProgress\"w\n\x0cRankProgress\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05\x62\x65\x61ts\x18\x02 \x01(\x04\x12\x18\n\x10step_loop_passes\x18\x03 \x01(\x04\x12\x17\n\x0ftransfer_passes\x18\x04 \x01(\x04\x12\x17\n\x0flongest_step_ms\x18\x05 \x01(\x04\"\x18\n\x08KillRank\x12\x0c\n\x04rank\x18\x01 \x01(\r2s\n\x0cHostsService\x12\x63\n\nJoinWorker\x12\'.deepmesh.internal.v1.JoinWorkerRequest\x1a(.deepmesh.internal.v1.JoinWorkerResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n deepmesh/internal/v1/hosts.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\xfb\x01\n\x11JoinWorkerRequest\x12*\n\x04join\x18\x01 \x01(\x0b\x32\x1a.deepmesh.internal.v1.JoinH\x00\x12\x34\n\tfrom_rank\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.RankBytesH\x00\x12.\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1d.deepmesh.internal.v1.RankEndH\x00\x12\x37\n\x08progress\x18\x04 \x01(\x0b\x32#.deepmesh.internal.v1.RanksProgressH\x00\x12\x10\n\x06record\x18\x05 \x01(\x0cH\x00\x42\t\n\x07message\"\xc5\x01\n\x12JoinWorkerResponse\x12.\n\x06joined\x18\x01 \x01(\x0b\x32\x1c.deepmesh.internal.v1.JoinedH\x00\x12\x32\n\x07to_rank\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.RankBytesH\x00\x12.\n\x04kill\x18\x03 \x01(\x0b\x32\x1e.deepmesh.internal.v1.KillRankH\x00\x12\x10\n\x06record\x18\x04 \x01(\x0cH\x00\x42\t\n\x07message\"H\n\x04Join\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\t\"&\n\x06Joined\x12\r\n\x05place\x18\x01 \x01(\r\x12\r\n\x05hosts\x18\x02 \x01(\r\"\'\n\tRankBytes\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\'\n\x07RankEnd\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06status\x18\x02 \x01(\x11\"B\n\rRanksProgress\x12\x31\n\x05ranks\x18\x01 \x03(\x0b\x32\".deepmesh.internal.v1.RankProgress\"w\n\x0cRankProgress\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05\x62\x65\x61ts\x18\x02 \x01(\x04\x12\x18\n\x10step_loop_passes\x18\x03 \x01(\x04\x12\x17\n\x0ftransfer_passes\x18\x04 \x01(\x04\x12\x17\n\x0flongest_step_ms\x18\x05 \x01(\x04\"\x18\n\x08KillRank\x12\x0c\n\x04rank\x18\x01 \x01(\r2s\n\x0cHostsService\x12\x63\n\nJoinWorker\x12\'.deepmesh.internal.v1.JoinWorkerRequest\x1a(.deepmesh.internal.v1.JoinWorkerResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,17 +38,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOIN']._serialized_start=512
   _globals['_JOIN']._serialized_end=584
   _globals['_JOINED']._serialized_start=586
-  _globals['_JOINED']._serialized_end=594
-  _globals['_RANKBYTES']._serialized_start=596
-  _globals['_RANKBYTES']._serialized_end=635
-  _globals['_RANKEND']._serialized_start=637
-  _globals['_RANKEND']._serialized_end=676
-  _globals['_RANKSPROGRESS']._serialized_start=678
-  _globals['_RANKSPROGRESS']._serialized_end=744
-  _globals['_RANKPROGRESS']._serialized_start=746
-  _globals['_RANKPROGRESS']._serialized_end=865
-  _globals['_KILLRANK']._serialized_start=867
-  _globals['_KILLRANK']._serialized_end=891
-  _globals['_HOSTSSERVICE']._serialized_start=893
-  _globals['_HOSTSSERVICE']._serialized_end=1008
+  _globals['_JOINED']._serialized_end=624
+  _globals['_RANKBYTES']._serialized_start=626
+  _globals['_RANKBYTES']._serialized_end=665
+  _globals['_RANKEND']._serialized_start=667
+  _globals['_RANKEND']._serialized_end=706
+  _globals['_RANKSPROGRESS']._serialized_start=708
+  _globals['_RANKSPROGRESS']._serialized_end=774
+  _globals['_RANKPROGRESS']._serialized_start=776
+  _globals['_RANKPROGRESS']._serialized_end=895
+  _globals['_KILLRANK']._serialized_start=897
+  _globals['_KILLRANK']._serialized_end=921
+  _globals['_HOSTSSERVICE']._serialized_start=923
+  _globals['_HOSTSSERVICE']._serialized_end=1038
 # @@protoc_insertion_point(module_scope)

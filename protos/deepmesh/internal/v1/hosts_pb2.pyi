@@ -45,8 +45,12 @@ class Join(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., host: _Optional[int] = ..., engine: _Optional[bytes] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("place", "hosts")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    hosts: int
+    def __init__(self, place: _Optional[int] = ..., hosts: _Optional[int] = ...) -> None: ...
 
 class RankBytes(_message.Message):
     __slots__ = ("rank", "data")

@@ -51,11 +51,12 @@ class HostsServiceServicer:
         can, and the host joins again, with a new call.
 
         Messages of one rank stay in order. The first message of the stream is `join`. The first answer is `joined`, once
-        the host has been accepted; the host then starts its ranks.
+        the host has been accepted, and it is known with which hosts the worker forms; the host then starts its ranks.
 
         INVALID_ARGUMENT     the host belongs to another worker, or its number is not one of this worker's
         FAILED_PRECONDITION  its version of deepmesh or its configuration differs from the first host's (CONFIG)
-        ABORTED              the host has joined before and has not left: join again later (DRAINING)
+        ABORTED              the host has joined before and has not left, or the worker serves without it: join again later
+        (DRAINING)
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

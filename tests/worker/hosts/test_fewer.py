@@ -1,0 +1,77 @@
+"""A worker of three hosts that forms without one of them."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from engine.oracle.tokens import oracle_tokens
+from engine.parallel.config import ParallelConfig
+from tests.support.engines import VOCABULARY, prompt_of
+from tests.support.running_group import submit_to
+from tests.support.two_hosts import TwoHosts, first_host, join, worker_config
+from tests.support.waiting import eventually
+from worker.config import WorkerConfig
+from worker.hosts.fewer import on_hosts
+from worker.ranks.group import RankGroup
+
+
+def three_hosts(seconds: float = 0.05, port: int = 0) -> WorkerConfig:
+    return worker_config(port=port, parallel=ParallelConfig(dp=3, hosts=3, least_hosts=2, missing_host_seconds=seconds))
+
+
+async def test_hosts_that_are_there_serve_without_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    prompts = [prompt_of(length, seed=length) for length in range(1, 200, 20)]
+    async with first_host(three_hosts()) as (servicer, server):
+        config = three_hosts()
+        other = asyncio.create_task(join(config, server, number=2))
+        assert await servicer.hosts.wait() == 2
+        hosts = TwoHosts(await RankGroup.start(on_hosts(config, 2).engine, hosts=servicer.hosts), other)
+        assert [each.name for each in hosts.group.processes] == ["rank 0 of 2 (host 0)", "rank 1 of 2 (host 2)"]
+        # It comes late, and has to wait.
+        late = asyncio.create_task(join(config, server, number=1))
+        keys = [submit_to(hosts.group, prompt, 20) for prompt in prompts]
+        await eventually(lambda: len(hosts.transcript.ends) == len(keys))
+        assert {hosts.group.rank_of(key) for key in keys} == {0, 1}
+        await eventually(lambda: "this worker serves without host 1: start its first host again" in caplog.text)
+        late.cancel()
+        hosts.running.cancel()
+        await hosts.group.close(grace_seconds=30.0)
+        await other
+        servicer.hosts.close()
+        await asyncio.gather(late, hosts.running, return_exceptions=True)
+    for key, prompt in zip(keys, prompts, strict=True):
+        assert hosts.transcript.token_ids[key] == oracle_tokens(prompt, 20, VOCABULARY)
+
+
+async def test_too_few_hosts_wait_for_another() -> None:
+    async with first_host(three_hosts()) as (servicer, server):
+        waiting = asyncio.create_task(servicer.hosts.wait())
+        done, _ = await asyncio.wait({waiting}, timeout=0.2)
+        assert not done
+        other = asyncio.create_task(join(three_hosts(), server, number=1))
+        assert await waiting == 2
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+
+
+async def test_no_host_is_left_out_that_joins_in_time() -> None:
+    async with first_host(three_hosts(seconds=60)) as (servicer, server):
+        others = [asyncio.create_task(join(three_hosts(seconds=60), server, number)) for number in (2, 1)]
+        assert await servicer.hosts.wait() == 3
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def test_a_placement_of_all_hosts_is_not_for_fewer() -> None:
+    config = worker_config(
+        parallel=ParallelConfig(tp=2, dp=6, ep=12, hosts=3), balance={"redundant": 1, "placement_file": Path("experts")}
+    )
+    assert on_hosts(config, 3) is config
+    engine = on_hosts(config, 2).engine
+    parallel = engine.parallel
+    assert (parallel.tp, parallel.dp, parallel.ep, parallel.hosts, parallel.world) == (2, 4, 8, 2, 8)
+    assert (engine.balance.placement_file, engine.balance.redundant) == (None, 1)
