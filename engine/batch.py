@@ -265,6 +265,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def captured_prompt_tokens(self) -> int:
+        """The most tokens of a step with prompts that is captured, except for its attention; 0 if none is."""
+        ...
+
+    @property
     def balance(self) -> BalanceReport | None:
         """How evenly the ranks share the experts' load; None if experts stay where they are."""
         ...

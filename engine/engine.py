@@ -76,7 +76,7 @@ class Engine:
         limits = Limits(config.max_step_tokens, config.max_requests)
         hosted = None if host is None else host.blocks
         self._schedule = RequestSchedule(self.pool, limits, config.prefix_cache, self.transfers.would_wait, hosted)
-        self._report = Report(self.pool, self.transfers, self._schedule, self._pacing.meter, host)
+        self._report = Report(self.pool, self.transfers, self._schedule, self._pacing, host)
         self._requests: dict[int, Request] = {}
         self._wakefulness = Wakefulness(
             self._requests, self._intake, self.transfers, self._pipeline, self._report, self._agreement

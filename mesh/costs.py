@@ -36,6 +36,9 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_alone: float = 1.0
     # Time of a step with prompts besides its tokens': reading weights, and launching it from the host.
     prefill_step_ms: float = 0.0
+    # The host's time to launch a step with prompts, and one that is captured: no such step takes less.
+    launch_ms: float = 0.0
+    captured_launch_ms: float = 0.0
     # As prefill_pairs_ms, for tokens with sparse attention; null uses prefill_pairs_ms until workers measure it.
     sparse_pairs_ms: float | None = None
     # Push of KV to a decode worker: its rate, and the time of its calls: from the decode worker's landing to the

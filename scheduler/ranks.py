@@ -10,7 +10,7 @@ from mesh.rank_choice import RankOutlook
 from scheduler.placement.candidates import MeasurementTimes, Measures, Unreported
 from scheduler.placement.estimates import measures, paced_token_ms, prompt_slowness
 from scheduler.placement.placed_work import Answers, PlacedWork
-from scheduler.placement.prompts import LastStep, last_step_of, steps_of
+from scheduler.placement.prompts import LastStep, last_step_of, prompt_step_tokens, steps_of
 
 # Longest time from a placement until its rank has the request, and from the end of a step until its report is here.
 ON_ITS_WAY_SECONDS = 0.02
@@ -61,7 +61,7 @@ class Rank:
     number: int
     # What its measurements are compared with, and the most tokens that it computes in a step.
     costs: CostModel
-    step_tokens: int
+    max_step_tokens: int
     # How fast it was before it served; None if it was not measured.
     speed: WorkerSpeed | None = None
     status: RankStatus = field(default_factory=lambda: RankStatus(WorkerLoad(), TransferCounters(), 0))
@@ -171,7 +171,8 @@ class Rank:
         if work.prompt_seconds:
             comes_at, tokens = max(now, work.comes_at), work.load.prefill_tokens
             until = max(comes_at, begins_at, self.prompts_until or now) + work.prompt_seconds
-            self.last_step = self.last_step.after(tokens, comes_at, until, work.prompt_seconds, self.step_tokens)
+            most = prompt_step_tokens(self.load, self.max_step_tokens)
+            self.last_step = self.last_step.after(tokens, comes_at, until, work.prompt_seconds, most)
             self.prompts_until = until
 
     @property
@@ -191,7 +192,8 @@ class Rank:
         Prompts that arrived during the step are not in the reported load, and neither are those still on their way. So
         the report with the latter gives a lower bound of the work left, and with all unseen prompts an upper bound.
         """
-        queued = queued_seconds(load, self.costs, self.step_tokens)
+        most = prompt_step_tokens(load, self.max_step_tokens)
+        queued = queued_seconds(load, self.costs, most)
         if queued is None:
             return
         works = self._unseen()
@@ -201,10 +203,10 @@ class Rank:
         latest = max(now, begin_at) if unseen or load.waiting_requests else now
         until = min(max(self.prompts_until or now, now + queued + later_seconds), latest + queued + unseen)
         if later:
-            self.last_step = last_step_of(_prompt_tokens(later), until - later_seconds, until, self.step_tokens)
+            self.last_step = last_step_of(_prompt_tokens(later), until - later_seconds, until, most)
         else:
             tokens = load.queued_prefill_tokens + _prompt_tokens(works)
-            self.last_step = last_step_of(tokens, latest, until, self.step_tokens)
+            self.last_step = last_step_of(tokens, latest, until, most)
         self.prompts_until = until
 
     def _measure_quiet_step(self, load: WorkerLoad, now: float) -> None:

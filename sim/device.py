@@ -61,6 +61,7 @@ class DeviceSpec:
     block_bytes: int
     # See engine.batch.Backend.
     captured_rows: int = 0
+    captured_prompt_tokens: int = 0
     speed: WorkerSpeed | None = None
 
 
@@ -104,6 +105,7 @@ class SimulatedDevice:
             spec.block_bytes,
         )
         self.captured_rows, self.speed = spec.captured_rows, spec.speed
+        self.captured_prompt_tokens = spec.captured_prompt_tokens
         self.slowness = 1.0
         # Seconds of the next step, the same on all ranks of a worker; None if the worker has a single rank.
         self.together_seconds: float | None = None
@@ -162,15 +164,24 @@ class SimulatedDevice:
         self, parts: Iterable[_Part], decode_only: bool, prompts_share: float = 1.0, besides_ms: float = 0.0
     ) -> float:
         """prompts_share: factor on the time of chunks in `parts`. besides_ms: time of prompts without that factor."""
-        decoding = context = 0
+        decoding = context = tokens = 0
         chunks_ms = 0.0
         for start, end, sparse_from in parts:
             if decode_only or end - start == 1:
                 decoding += end - start
                 context += (end - start) * (start + end - 1) // 2
             else:
+                tokens += end - start
                 chunks_ms += self._chunk_ms(start, end, sparse_from)
-        return self._costs.step_ms(decoding, context, chunks_ms * prompts_share + besides_ms) / 1000
+        step_ms = self._costs.step_ms(decoding, context, chunks_ms * prompts_share + besides_ms)
+        return max(step_ms, self._launch_ms(decoding, tokens)) / 1000
+
+    def _launch_ms(self, decoding: int, prompt_tokens: int) -> float:
+        """The host's time to launch a step with this many tokens of chunks."""
+        if not prompt_tokens:
+            return 0.0
+        captured = decoding + prompt_tokens <= self.captured_prompt_tokens
+        return self._costs.captured_launch_ms if captured else self._costs.launch_ms
 
     def _chunk_ms(self, start: int, end: int, sparse_from: int | None) -> float:
         sparse = sparse_part(start, end, sparse_from)

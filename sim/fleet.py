@@ -49,6 +49,10 @@ class GroupConfig(Config):
     """As engine.prompt_share."""
     captured_rows: int = Field(default=0, ge=0)
     """Rows of the largest captured decode step, which computes few tokens of prompts too; 0 if none is captured."""
+    captured_prompt_tokens: int = Field(default=0, ge=0)
+    """Tokens of the largest captured step with prompts: it is launched in `captured_launch_ms` of the cost file, others
+    in `launch_ms`; 0 if none is captured.
+    """
     prefix_cache: bool = True
     """Reuse blocks of equal prefixes."""
     layerwise_tokens: int = Field(default=2048, ge=64)
@@ -140,6 +144,10 @@ class FleetConfig(Config):
     decode_queue: DecodeQueueConfig = DecodeQueueConfig()
     sparse_prefill: SparsePrefillConfig = SparsePrefillConfig()
     """How all workers attend to long prompts: `sparse_pairs_ms` of the cost file says what that takes."""
+    every_token: bool = False
+    """Whether each token's time is simulated by itself, also with one rank: without, such workers' times between tokens
+    are unknown. Takes several times as long.
+    """
     speeds: bool = True
     """Whether workers tell the scheduler how fast they measured themselves before they served."""
     fair: bool = True

@@ -72,7 +72,7 @@ class SimulatedRank:
         self._on_wake = on_wake
         self.engine = Engine(config, device, clock, cast("TransferAgent", agent), rank=number)
         self._quiet_steps = QuietSteps(self.engine)
-        self.shortest_first = True
+        self.shortest_first, self.every_token = True, False
         self._submitted = 0
         self._inbox: list[ToRank] = []
         self._busy = False
@@ -221,7 +221,7 @@ class SimulatedRank:
 
     def _begin_quiet(self) -> bool:
         """If several quiet steps come next, leave them for `catch_up` to take. Returns whether it did."""
-        steps = self._quiet_steps.ahead()
+        steps = 0 if self.every_token else self._quiet_steps.ahead()
         if steps < 2 or self._again or self._timeline.now < self.frozen_until:
             return False
         self._quiet = self.device.decode_times(self._timeline.now, steps, *self._quiet_steps.context)

@@ -72,7 +72,7 @@ class SimulatedMesh:
             self._call_seconds,
             fleet.fair,
             fleet.sparse_prefill.offered,
-            max(fleet.prefill.ranks, fleet.decode.ranks) > 1,
+            fleet.every_token or max(fleet.prefill.ranks, fleet.decode.ranks) > 1,
             self.ended.append,
         )
         self.faults = Faults(self.timeline, self.lifecycle, self.stores, seed)
@@ -203,6 +203,7 @@ class SimulatedMesh:
             group.total_blocks,
             self._fleet.block_bytes,
             group.captured_rows,
+            group.captured_prompt_tokens,
             self._speed(role, slowness),
         )
         made: list[SimulatedRank] = []
@@ -225,7 +226,7 @@ class SimulatedMesh:
             lambda: made[0].wake(),
         )
         rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet, on_wake, number)
-        rank.shortest_first = self._fleet.shortest_first
+        rank.shortest_first, rank.every_token = self._fleet.shortest_first, self._fleet.every_token
         made.append(rank)
         return rank
 

@@ -42,7 +42,7 @@ class RankLoad:
         for prompt in prompts:
             self.pretend_cached(prompt)
         for prompt in prompts:
-            self._submit(prompt, tokens)
+            self.submit(prompt, tokens)
 
     def decode_seconds(self, steps: int, before: Callable[[int], None] | None = None) -> list[float]:
         """Seconds of each of the next `steps` steps as a client would see them, from one token to the next. before:
@@ -65,7 +65,7 @@ class RankLoad:
         """Take `steps` steps with short requests, each replaced by another when it ends."""
         for _ in range(steps):
             while self._engine.load().running_requests + self._engine.load().waiting_requests < requests:
-                self._submit(self.prompt(prompt_tokens), tokens)
+                self.submit(self.prompt(prompt_tokens), tokens)
             self._engine.step()
         self.drain()
 
@@ -78,7 +78,7 @@ class RankLoad:
     def prefill_seconds(self, prompts: int, tokens: int, sparse: SparsePrefill | None = None) -> float:
         """Seconds until all of these prompts, none of which is cached, have their first token."""
         for _ in range(prompts):
-            self._submit(self.prompt(tokens), 1, sparse)
+            self.submit(self.prompt(tokens), 1, sparse)
         started = time.perf_counter()
         self.drain()
         return time.perf_counter() - started
@@ -87,7 +87,7 @@ class RankLoad:
         """Submit a prompt whose first tokens are cached. Returns its key, by which it can be cancelled."""
         prompt = self.prompt(tokens)
         self.pretend_cached(prompt[:cached])
-        return self._submit(prompt, 1)
+        return self.submit(prompt, 1)
 
     @property
     def prompt_tokens_left(self) -> int:
@@ -113,7 +113,8 @@ class RankLoad:
             pool.register(block, content)
         pool.release(blocks)
 
-    def _submit(self, prompt: list[int], max_tokens: int, sparse: SparsePrefill | None = None) -> int:
+    def submit(self, prompt: list[int], max_tokens: int, sparse: SparsePrefill | None = None) -> int:
+        """Returns the request's key."""
         key = next(self._keys)
         stop = StopConditions(max_tokens, ignore_eos=True)
         self._engine.submit(Submit(key, TokenRequest(str(key), prompt, Sampling(), stop, sparse=sparse)))

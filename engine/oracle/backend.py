@@ -39,7 +39,7 @@ class OracleBackend:
 
     eos_token_ids: frozenset[int] = frozenset()
     asynchronous = False
-    captured_rows = 0
+    captured_rows = captured_prompt_tokens = 0
     device_name = "oracle"
     draft_layers = 0
     think_tokens: ThinkTokens | None = None

@@ -16,6 +16,9 @@ EVEN = 2.2
 # "auto": prompts are computed within about this many steps, however long these become: while more prompts come than
 # even steps compute, first tokens would otherwise come ever later.
 MOST_STEPS = 8
+# "auto": the tokens of a chunk take at least this many times as long as what any chunk adds, however short: on one
+# rank, and on each of several, where smaller chunks pay because each holds up all ranks (sim/notes.md).
+WORTHWHILE_ALONE, WORTHWHILE = 3.0, 1.0
 # The bound before any step with prompts has been measured.
 FIRST_TOKENS = 4 * BLOCK_TOKENS
 # Every step that computes any prompt tokens may compute this many, however long that takes.
@@ -41,6 +44,30 @@ class MostTokens(NamedTuple):
 UNBOUNDED = MostTokens(None, None)
 
 
+class ChunkCosts:
+    """What chunks of one kind add to a step.
+
+    Attributes:
+        token_ms: for each of their tokens, its share of what any chunk adds included.
+        fixed_ms: what any chunk adds, however short. Known only if `large_ms` is.
+    """
+
+    def __init__(self, ranks: int = 1) -> None:
+        """ranks: how many compute a chunk together."""
+        self.token_ms, self.fixed_ms = SmoothedRatio(), SmoothedRatio()
+        self._ranks = ranks
+
+    def observe(self, taken_ms: float, tokens: int, large_ms: float | None) -> None:
+        """large_ms: milliseconds of a prompt token in a large step of one rank; None if unknown."""
+        self.token_ms.observe(taken_ms, tokens, DECAY)
+        if large_ms is not None:
+            self.fixed_ms.observe(taken_ms - large_ms * tokens / self._ranks, 1.0, DECAY)
+
+    def worthwhile(self, large_ms: float, times: float) -> int:
+        """The fewest tokens of a chunk that take `times` as long as what any chunk adds; 0 if that is unknown."""
+        return int(max(self.fixed_ms.value or 0.0, 0.0) * times * self._ranks / large_ms)
+
+
 class MixedSteps:
     """Learns how long steps take without prompts, and what each token of a prompt adds.
 
@@ -51,6 +78,9 @@ class MixedSteps:
     A few tokens may be rows of a captured graph. They do not have the fixed cost of a chunk, whose attention at least
     the host launches, and their cost does not grow in proportion to their number. They are taken where a larger chunk
     would not end in time.
+
+    Chunks of steps that are captured cost less than those of somewhat larger steps, which the host launches, so the two
+    are measured apart: where no larger chunk would end in time, the step is one that is captured.
 
     A chunk that all ranks compute together costs less for each token than smaller ones, and is never made smaller than
     `divided_tokens` for the sake of a bound.
@@ -63,29 +93,27 @@ class MixedSteps:
         divided_tokens: int | None = None,
         speed: WorkerSpeed | None = None,
         ranks: int = 1,
+        captured_tokens: int = 0,
     ) -> None:
         """step_ms: how long a step with both may take: "auto" goes by what steps without prompts take; None if it has
         no bound. prompt_share: the largest share of the time that prompts may take from requests that decode, below 1;
         None if it has no bound. divided_tokens: the fewest tokens of a chunk that all ranks compute together; None if
         there is none. speed: what was measured before the first step. ranks: how many compute such a chunk.
+        captured_tokens: see `engine.batch.Backend.captured_prompt_tokens`.
         """
-        self._ranks = ranks
         self._step_ms = step_ms
+        self._captured_tokens = captured_tokens
         self._divided_tokens = divided_tokens
         # How many milliseconds requests decode for each one that prompts have taken.
         self._decode_ms = None if prompt_share is None else (1 - prompt_share) / prompt_share
         self._without_ms = SmoothedRatio()
-        self._token_ms = SmoothedRatio()
-        # What each token of a chunk adds that all ranks compute together.
-        self._divided_ms = SmoothedRatio()
-        # What any chunk adds, however short: alone, and divided. Known only if the time of a token is.
-        self._fixed_ms = SmoothedRatio()
-        self._divided_fixed_ms = SmoothedRatio()
+        # Chunks that this rank computes alone, launched and captured, and those that all ranks compute together.
+        self._alone, self._captured, self._divided = ChunkCosts(), ChunkCosts(), ChunkCosts(ranks)
         # Milliseconds of a prompt token in a large step; None if unknown.
         self._large_ms: float | None = None
         # What each prompt token adds that is a row of a graph.
         self._row_ms = SmoothedRatio()
-        # Factor on `_token_ms`. It falls while no chunk shows what its tokens take.
+        # Factor on the cost of a chunk. It falls while no chunk shows what its tokens take.
         self._forgotten = 1.0
         # How many milliseconds requests decode alone before prompts go on.
         self._owed_ms = 0.0
@@ -99,27 +127,28 @@ class MixedSteps:
         if speed is not None and step_ms == "auto":
             self._without_ms.observe(speed.decode_step_ms, 1.0, QUIET_DECAY)
             self._large_ms = 1000 / speed.prompts.tokens_per_second
-            self._token_ms.observe(self._large_ms, 1.0, DECAY)
+            self._alone.token_ms.observe(self._large_ms, 1.0, DECAY)
 
     def launched(self, chunks: bool, decodes: bool) -> None:
         """Note a step that `observe` is called for later. chunks: whether some rank computes chunks of prompts."""
         self._under_way += self._bounds and chunks and decodes
 
-    def observe(self, seconds: float, prompt_tokens: int, decodes: bool = True, row_tokens: int = 0) -> None:
+    def observe(
+        self, seconds: float, prompt_tokens: int, decodes: bool = True, row_tokens: int = 0, step_tokens: int = 0
+    ) -> None:
         """prompt_tokens: the most that any rank computed in chunks of prompts. decodes: whether some rank decoded.
         row_tokens: how many tokens of prompts this rank computed as rows of a graph; there are no chunks then.
+        step_tokens: the most that any rank computed in all.
         """
         if not self._bounds:
             return
         ms, without_ms = seconds * 1000, self._without_ms.value or 0.0
         decode_ms = min(ms, without_ms)
         if prompt_tokens:
-            taken_ms, self._early_ms = self._early_ms + ms - decode_ms, 0.0
-            divided = self._divided_tokens is not None and prompt_tokens >= self._divided_tokens
-            (self._divided_ms if divided else self._token_ms).observe(taken_ms, prompt_tokens, DECAY)
-            if self._large_ms is not None:
-                fixed = self._divided_fixed_ms if divided else self._fixed_ms
-                fixed.observe(taken_ms - self._large_ms * prompt_tokens / (self._ranks if divided else 1), 1.0, DECAY)
+            taken_ms, self._early_ms = self._early_ms + ms - (decode_ms if decodes else 0.0), 0.0
+            if decodes or not self._captured_tokens:
+                # A whole step of prompts alone would make one seem cheap that is a little larger than those captured.
+                self._costs(prompt_tokens, step_tokens).observe(taken_ms, prompt_tokens, self._large_ms)
             self._forgotten = 1.0
             if decodes:
                 self._under_way -= 1
@@ -142,6 +171,11 @@ class MixedSteps:
             return
         self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [QUIET_DECAY] * len(seconds))
         self._owed_ms = max(self._owed_ms - sum(seconds) * 1000, 0.0)
+
+    def _costs(self, prompt_tokens: int, step_tokens: int) -> ChunkCosts:
+        if self._divided_tokens is not None and prompt_tokens >= self._divided_tokens:
+            return self._divided
+        return self._captured if 0 < step_tokens <= self._captured_tokens else self._alone
 
     @property
     def _bounds(self) -> bool:
@@ -172,11 +206,11 @@ class MixedSteps:
             return False
         return bool(self._owed_ms or self._under_way) if self._all_owe is None else self._all_owe
 
-    def most_prompt_tokens(self, rows_left: int, queued_tokens: int = 0) -> MostTokens:
+    def most_prompt_tokens(self, rows_left: int, queued_tokens: int = 0, decoding: int = 0) -> MostTokens:
         """How many prompt tokens this rank may compute in the next step while requests decode.
 
         rows_left: rows of the largest graph that no request takes; 0 if prompts cannot be rows of a graph.
-        queued_tokens: prompt tokens that are left to compute here.
+        queued_tokens: prompt tokens that are left to compute here. decoding: how many tokens requests here decode.
         """
         if self.waits:
             return MostTokens(0, 0)
@@ -188,25 +222,34 @@ class MixedSteps:
                 # No request has decoded yet, so it is not known how long that takes.
                 return UNBOUNDED
             step_ms, least = EVEN * without_ms, -(-queued_tokens // MOST_STEPS)
-        alone = self._most_alone(step_ms - without_ms, rows_left, self._worthwhile(self._fixed_ms, 1))
+        alone = self._most_alone(step_ms - without_ms, rows_left, self._captured_tokens - decoding)
         if self._divided_tokens is None:
             return MostTokens(max(alone, least), max(alone, least))
-        divided_ms = self._divided_ms.value
+        divided_ms = self._divided.token_ms.value
         divided = int((step_ms - without_ms) / divided_ms) if divided_ms else 0
-        worthwhile = self._worthwhile(self._divided_fixed_ms, self._ranks)
-        return MostTokens(max(divided, worthwhile, self._divided_tokens, least), alone)
+        return MostTokens(max(divided, self._worthwhile(self._divided), self._divided_tokens, least), alone)
 
-    def _worthwhile(self, fixed_ms: SmoothedRatio, ranks: int) -> int:
-        """The fewest tokens of a chunk whose own time is as long as what any chunk adds. Smaller ones would make steps
-        hardly shorter, and prompts much longer. 0 if unknown.
+    def _worthwhile(self, costs: ChunkCosts) -> int:
+        """The fewest tokens of a chunk whose own time is long enough compared with what any chunk adds. Smaller ones
+        would make steps hardly shorter, and prompts much longer. 0 if unknown.
         """
         if self._large_ms is None or self._step_ms != "auto":
             return 0
-        return int(max(fixed_ms.value or 0.0, 0.0) * ranks / self._large_ms)
+        return costs.worthwhile(self._large_ms, WORTHWHILE_ALONE if self._divided_tokens is None else WORTHWHILE)
 
-    def _most_alone(self, room_ms: float, rows_left: int, fewest: int) -> int:
-        token_ms, row_ms = self._token_ms.value, self._row_ms.value
-        chunk = FIRST_TOKENS if token_ms is None else max(int(room_ms / (token_ms * self._forgotten)), fewest)
+    def _ending_in(self, room_ms: float, costs: ChunkCosts) -> int:
+        """The tokens of a chunk that takes this long."""
+        token_ms = costs.token_ms.value
+        return FIRST_TOKENS if token_ms is None else int(room_ms / (token_ms * self._forgotten))
+
+    def _most_alone(self, room_ms: float, rows_left: int, captured_left: int) -> int:
+        """captured_left: prompt tokens of the largest step that is captured; none if it is not above 0."""
+        chunk, row_ms = self._ending_in(room_ms, self._alone), self._row_ms.value
+        if captured_left <= 0 or chunk > captured_left:
+            chunk = max(chunk, self._worthwhile(self._alone))
+        else:
+            fits = self._ending_in(room_ms, self._captured if self._captured.token_ms.value else self._alone)
+            chunk = min(max(fits, self._worthwhile(self._captured)), captured_left)
         most_rows = min(rows_left, MOST_TOKENS)
         if chunk > most_rows or most_rows < FEWEST_TOKENS:
             return max(chunk, FEWEST_TOKENS)

@@ -44,10 +44,14 @@ class Pacing:
         step_ms = config.bounded_step_ms
         # Without a bound on steps each rank's prompts go on at once.
         self._turns = Turns(ranks, rank) if divided_tokens and step_ms else None
-        self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, ranks)
+        # Several ranks' steps differ in their rows: how their costs jump where a step is not captured is not known.
+        captured = backend.captured_prompt_tokens if ranks == 1 else 0
+        self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, ranks, captured)
         self._tails = Tails(backend.captured_rows, backend.draft_layers)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
         self._divided_tokens = divided_tokens
+        # The most tokens of a request that decodes, drafts included.
+        self._row_tokens = 1 + config.drafts.most
         # The shape of the step that was agreed on last.
         self._shape = StepShape(0)
 
@@ -58,23 +62,37 @@ class Pacing:
         turns = self._turns
         # Ranks that wait for their turn have about as many.
         queued_tokens *= 1 if turns is None else max(turns.dividing, 1)
-        most = self._mixed_steps.most_prompt_tokens(self._tails.rows_left(decoding), queued_tokens)
+        rows_left = self._tails.rows_left(decoding)
+        most = self._mixed_steps.most_prompt_tokens(rows_left, queued_tokens, decoding * self._row_tokens)
         return PromptLimits(
             self._alignment.opens,
             self._divided_tokens,
             most_tokens=most.all,
             most_alone=most.alone,
             divides=turns is None or turns.open,
-            decodes=self._shape.decodes,
+            decodes=self._others_decode,
         )
+
+    def even_step_tokens(self, queued_tokens: int) -> int | None:
+        """The most prompt tokens of a step in which requests decode here, if this many are left; None if only
+        `max_step_tokens` bounds them, or if ranks step together: placement foretells whole prompts there.
+        """
+        if self._alignment.ranks > 1:
+            return None
+        return self._mixed_steps.most_prompt_tokens(0, queued_tokens).all or None
 
     def depth(self, decoding: int) -> int:
         """How many tokens a step in which this many requests decode guesses after each that it draws."""
         return self._depth.choose(decoding)
 
+    @property
+    def _others_decode(self) -> bool:
+        """Whether some rank of several decoded in the step agreed on last. One rank knows its own requests."""
+        return self._alignment.ranks > 1 and self._shape.decodes
+
     def propose(self, work: StepWork, prompts: PromptsLeft, stopping: bool) -> Proposal:
         """prompts: what the work leaves of prompts here. stopping: whether this rank wants to end."""
-        decodes = self._shape.decodes or bool(work.decoding)
+        decodes = self._others_decode or bool(work.decoding)
         # While some request decodes, prompts also wait until requests have had back the time that prompts took.
         held_back = (prompts.wait and not self._alignment.opens) or (decodes and self._mixed_steps.waits)
         shape = work.shape(stopping, self._tails, prompts.wait, self._mixed_steps.owes)
@@ -110,7 +128,7 @@ class Pacing:
         # one's end late. Without overlap the step agreed on last is this one.
         quiet = shape.decode_only and self._shape.decode_only
         self.meter.observe_step(seconds, decoding, prompts, collected.accepted_drafts, row_tokens, quiet)
-        self._mixed_steps.observe(seconds, step.chunk_tokens, shape.decodes, row_tokens)
+        self._mixed_steps.observe(seconds, step.chunk_tokens, shape.decodes, row_tokens, shape.tokens)
         if drafts is not None:
             self._depth.observe(drafts)
 

@@ -5,8 +5,8 @@ from engine.blocks.kv_pool import BlockPool
 from engine.config import MOST_DRAFTS
 from engine.moves.host_tier import HostTier
 from engine.moves.transfers import Transfers
+from engine.pace.pacing import Pacing
 from engine.pace.smoothing import SmoothedRatio
-from engine.pace.step_meter import StepMeter
 from engine.plan.schedule import RequestSchedule
 from engine.protocol.messages import DraftCounts, Output, StepResult
 from mesh.domain.workers import WorkerLoad
@@ -29,7 +29,7 @@ class Report:
         pool: BlockPool,
         transfers: Transfers,
         schedule: RequestSchedule,
-        meter: StepMeter,
+        pacing: Pacing,
         host: HostTier | None = None,
     ) -> None:
         """host: KV in host memory; None if none is kept there."""
@@ -37,7 +37,7 @@ class Report:
         self._host = host
         self._transfers = transfers
         self._schedule = schedule
-        self._meter = meter
+        self._pacing = pacing
         # Tokens of each finished request.
         self._output_tokens = SmoothedRatio()
         self.outputs: list[Output] = []
@@ -65,7 +65,7 @@ class Report:
 
     def load(self, requests: int) -> WorkerLoad:
         """requests: how many have not ended."""
-        schedule, meter = self._schedule, self._meter
+        schedule, meter = self._schedule, self._pacing.meter
         waiting = schedule.waiting
         return WorkerLoad(
             running_requests=requests - waiting,
@@ -81,6 +81,7 @@ class Report:
             sparse_prompts=meter.sparse_prompts,
             queued_sparse_tokens=schedule.queued_sparse_tokens,
             waiting_blocks=schedule.waiting_blocks,
+            even_step_tokens=self._pacing.even_step_tokens(schedule.queued_prefill_tokens),
             host_tier=None if self._host is None else self._host.status,
         )
 

@@ -237,6 +237,11 @@ class ModelBackend:
     def captured_rows(self) -> int:
         return self.steps.graphs.most_rows
 
+    @property
+    def captured_prompt_tokens(self) -> int:
+        graphs = self.steps.batches.graphs
+        return 0 if graphs is None else graphs.most_tokens
+
     def drain_sparse_measures(self) -> Sequence[SparseMeasure]:
         meter = self.state.sparse_meter
         return () if meter is None else meter.drain()

@@ -32,6 +32,11 @@ class PromptGraphs:
     def count(self) -> int:
         return len(self._captured)
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest."""
+        return max(self._captured)
+
     def fit(self, contexts: Sequence[ForwardContext]) -> bool:
         """contexts: of a step's parts."""
         return len(contexts) == 1 and len(contexts[0].token_ids) in self._captured

@@ -211,6 +211,7 @@ def load(message: workers_pb2.WorkerLoad) -> WorkerLoad:
         sparse_prompts=_prompt_pace(message.sparse_prompts),
         queued_sparse_tokens=message.queued_sparse_tokens,
         waiting_blocks=message.waiting_blocks,
+        even_step_tokens=message.even_step_tokens or None,
         host_tier=_host_tier(message.host_tier) if message.HasField("host_tier") else None,
     )
 
@@ -232,6 +233,7 @@ def load_message(load: WorkerLoad) -> workers_pb2.WorkerLoad:
         sparse_prompts=_prompt_pace_message(load.sparse_prompts),
         queued_sparse_tokens=load.queued_sparse_tokens,
         waiting_blocks=load.waiting_blocks,
+        even_step_tokens=load.even_step_tokens,
         host_tier=None if load.host_tier is None else _host_tier_message(load.host_tier),
     )
 

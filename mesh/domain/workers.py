@@ -176,6 +176,8 @@ class WorkerLoad(msgspec.Struct, frozen=True):
     queued_sparse_tokens: int = 0
     # Free blocks that it takes to admit all `waiting_requests`.
     waiting_blocks: int = 0
+    # The most prompt tokens of a step in which requests decode; None if only max_step_tokens bounds them.
+    even_step_tokens: int | None = None
     # None if the worker keeps no blocks in host memory.
     host_tier: HostTierStatus | None = None
 

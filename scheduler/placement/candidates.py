@@ -13,7 +13,7 @@ from mesh.domain.placement import PlacementQuery
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import TransferCounters, WorkerIdentity, WorkerLoad
 from scheduler.placement.growth import NO_ANSWERS, PlacedAnswers
-from scheduler.placement.prompts import JointPrompts, LastStep, steps_of
+from scheduler.placement.prompts import JointPrompts, LastStep, prompt_step_tokens, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +152,18 @@ class CandidateWorker(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         """Requests that it has, and those placed on it that it has not reported yet."""
         return self.load.running_requests + self.load.waiting_requests + self.unreported.requests
 
+    @property
+    def prompt_step_tokens(self) -> int:
+        """The most prompt tokens of each of its next steps."""
+        return prompt_step_tokens(self.load, self.identity.max_step_tokens)
+
     def prompts_ms(self, now: float, pace: Pace, costs: CostModel) -> float:
         """Predicted milliseconds until it has computed the prompts that it has, at this pace."""
         if self.prompts_until is not None:
             left = self.prompts_until - now
             return left * 1000 if left > 0 else 0.0
         queued = self.load.queued_prefill_tokens + self.unreported.prefill_tokens
-        steps = steps_of(queued, self.identity.max_step_tokens)
+        steps = steps_of(queued, self.prompt_step_tokens)
         return pace.prompt_slowness * (costs.prefill_ms(queued) + steps * costs.prefill_step_ms)
 
 

@@ -14,6 +14,8 @@ from math import ceil, inf
 
 import msgspec
 
+from mesh.domain.workers import WorkerLoad
+
 
 class LastStep(msgspec.Struct, frozen=True, gc=False):
     """The last step in which a rank will compute the prompts that it has, as far as its scheduler can tell."""
@@ -46,6 +48,12 @@ def last_step_of(tokens: int, begins_at: float, ends_at: float, most: int) -> La
         return LastStep(begins_at, tokens)
     left = _left(tokens, most)
     return LastStep(ends_at - (ends_at - begins_at) * left / tokens, left)
+
+
+def prompt_step_tokens(load: WorkerLoad, max_step_tokens: int) -> int:
+    """The most prompt tokens of each next step of a rank with this load: fewer while requests decode evenly."""
+    even = load.even_step_tokens if load.running_requests else None
+    return max_step_tokens if even is None else min(even, max_step_tokens)
 
 
 def steps_of(tokens: int, most: int) -> int:

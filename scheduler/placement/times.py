@@ -97,7 +97,7 @@ def _computed(
     uncached_tokens = request.query.prompt_tokens - cached_tokens
     steps_ms = 0.0
     if costs.prefill_step_ms:
-        steps = candidate.last_prompt_step.further_steps(uncached_tokens, now, candidate.identity.max_step_tokens)
+        steps = candidate.last_prompt_step.further_steps(uncached_tokens, now, candidate.prompt_step_tokens)
         steps_ms = pace.prompt_slowness * steps * costs.prefill_step_ms
     if request.query.sparse is None or candidate.identity.sparse_prefill is None:
         ms = pace.prompt_slowness * costs.prefill_ms(uncached_tokens, cached_tokens) + steps_ms

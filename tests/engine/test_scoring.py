@@ -35,7 +35,7 @@ class CountingBackend:
     asynchronous = False
     device_name = "counting"
     draft_layers = 0
-    captured_rows = 0
+    captured_rows = captured_prompt_tokens = 0
     think_tokens: ThinkTokens | None = None
     step_times: StepTimes | None = None
     speed: WorkerSpeed | None = None

@@ -135,7 +135,7 @@ def test_requests_are_spread_evenly_over_the_ranks(costs: str) -> None:
     busy = [each for each in running if sum(each) >= 8]
     assert len(busy) > 10
     # The ranks' prompts take turns: one rank's answers have ended while another's prompts wait.
-    assert max(max(each) - min(each) for each in busy) <= 8
+    assert max(max(each) - min(each) for each in busy) <= 12
 
 
 @pytest.mark.parametrize(("per_second", "seconds"), [(3.0, 24.0), (12.0, 8.0)])

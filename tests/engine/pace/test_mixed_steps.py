@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from engine.batch import StepShape
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
-from engine.pace.mixed_steps import EVEN, FEWEST_TOKENS, FIRST_TOKENS, MOST_STEPS, UNBOUNDED, MixedSteps
+from engine.pace.mixed_steps import (
+    EVEN,
+    FEWEST_TOKENS,
+    FIRST_TOKENS,
+    MOST_STEPS,
+    UNBOUNDED,
+    WORTHWHILE_ALONE,
+    MixedSteps,
+)
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Cancel, LandingOpened
 from mesh.domain.workers import PromptPace, WorkerSpeed
@@ -169,7 +177,33 @@ def test_even_steps_follow_what_steps_without_prompts_take(
         added_ms = fixed * without_ms
         tokens = converged(mixed, lambda tokens: (without_ms + added_ms + token_ms * tokens) / 1000)  # noqa: B023
         step_ms = without_ms + added_ms + token_ms * tokens
-        assert step_ms == pytest.approx(EVEN * without_ms, rel=0.15) or tokens == FEWEST_TOKENS
+        even_ms = max(EVEN * without_ms, without_ms + (1 + WORTHWHILE_ALONE) * added_ms)
+        assert step_ms == pytest.approx(even_ms, rel=0.15) or tokens == FEWEST_TOKENS
+
+
+def launched_or_captured(tokens: int) -> float:
+    """Seconds of a step that decodes 100 requests in 12 ms and takes at least 17 if captured, and 35 if launched."""
+    return max(12 + 0.008 * tokens, 17 if 100 + tokens <= 1536 else 35) / 1000
+
+
+def test_steps_that_are_captured_are_measured_apart() -> None:
+    speed = WorkerSpeed(12.0, 8.0, PromptPace(100_000.0))
+    mixed, taken = MixedSteps("auto", speed=speed, captured_tokens=1536), []
+    for number in range(60):
+        # A step of prompts alone now and then, which no request waits for.
+        tokens = 8000 if number % 20 == 19 else mixed.most_prompt_tokens(0, decoding=100).all or 0
+        decodes = tokens < 8000
+        mixed.launched(chunks=True, decodes=decodes)
+        mixed.observe(launched_or_captured(tokens), tokens, decodes, step_tokens=tokens + 100 * decodes)
+        mixed.observe(0.012, 0)
+        taken += [tokens] * decodes
+    assert set(taken[3:]) == {1436}
+
+
+def test_a_large_step_is_launched_where_it_ends_in_time() -> None:
+    speed = WorkerSpeed(40.0, 8.0, PromptPace(100_000.0))
+    mixed = MixedSteps("auto", speed=speed, captured_tokens=1536)
+    assert converged(mixed, lambda tokens: (40 + max(0.01 * tokens, 5)) / 1000) == pytest.approx(4800, rel=0.02)
 
 
 def test_even_steps_are_known_before_the_first() -> None:
@@ -325,6 +359,53 @@ def test_a_prompt_alone_takes_whole_steps() -> None:
     assert 0 in transcript.token_ids
 
 
+@pytest.mark.parametrize(
+    ("parallel", "even"),
+    [
+        pytest.param({}, True, id="one rank"),
+        pytest.param({"dp": 2}, True, id="ranks that divide prompts"),
+        pytest.param({"dp": 2, "context_parallel_tokens": None}, False, id="ranks that do not"),
+        pytest.param({"tp": 2}, False, id="a TP group"),
+    ],
+)
+def test_steps_are_even_where_prompts_allow_it(parallel: dict[str, Any], even: bool) -> None:
+    config = oracle_config(mixed_step_ms="auto", parallel=ParallelConfig(**parallel))
+    assert config.bounded_step_ms == ("auto" if even else None)
+    assert config.model_copy(update={"prompt_share": 0.5}).bounded_step_ms is None
+
+
+def test_even_steps_are_as_long_as_answers_take() -> None:
+    whole, even = (decoding_during_a_prompt(500, max_step_tokens=2048, mixed_step_ms=each) for each in (None, "auto"))
+    assert max(whole.gaps_ms) > 50
+    assert max(even.gaps_ms) == pytest.approx(EVEN * STEP_MS, rel=0.1)
+
+
+def even_engine(**settings: Any) -> Engine:
+    """An engine of even steps, whose request 0 decodes and has two tokens left."""
+    clock = SleepingClock()
+    oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
+    config = oracle_config(total_blocks=400, max_step_tokens=2048, mixed_step_ms="auto", oracle=oracle, **settings)
+    engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
+    engine.submit(submit_of(0, prompt_of(10), 20))
+    for _ in range(18):
+        engine.step()
+    return engine
+
+
+def test_a_rank_reports_how_many_prompt_tokens_it_takes() -> None:
+    assert even_engine().load().even_step_tokens == pytest.approx((EVEN - 1) * STEP_MS / TOKEN_MS, rel=0.1)
+    assert even_engine(parallel=ParallelConfig(dp=2)).load().even_step_tokens is None
+
+
+def test_a_prompt_takes_whole_steps_once_answers_have_ended() -> None:
+    engine, transcript = even_engine(), Transcript()
+    while engine.has_work():
+        transcript.record_rest(engine.step())
+    engine.submit(submit_of(1, prompt_of(2000, seed=1), 1))
+    engine.step()
+    assert engine.load().queued_prefill_tokens == 0
+
+
 class Decoding:
     """Another rank, which decodes in every step."""
 
@@ -341,7 +422,8 @@ class Decoding:
 
 
 def test_a_prompt_leaves_requests_of_other_ranks_their_pace() -> None:
-    config = oracle_config(total_blocks=160, max_step_tokens=2048, mixed_step_ms=1000.0)
+    parallel = ParallelConfig(dp=2, prompt_wait_steps=0, context_parallel_tokens=None)
+    config = oracle_config(total_blocks=160, max_step_tokens=2048, mixed_step_ms=1000.0, parallel=parallel)
     other = Decoding()
     engine = Engine(config, OracleBackend(config), lambda: 0.0, agreement=other)
     engine.step()

@@ -68,6 +68,7 @@ loads = st.builds(
     sparse_prompts=st.none() | paces,
     queued_sparse_tokens=sizes,
     waiting_blocks=counts,
+    even_step_tokens=st.none() | positive,
     host_tier=st.none() | st.builds(HostTierStatus, sizes, sizes, sizes, sizes, st.none() | rates),
 )
 counters = st.builds(

@@ -8,15 +8,17 @@ from hypothesis import strategies as st
 
 from mesh.costs import CostModel
 from mesh.domain.workers import PromptPace, RankStatus, TransferCounters
-from scheduler.placement.candidates import Candidates, CandidateWorker, Unreported
+from scheduler.placement.candidates import Candidates, CandidateWorker, Pace, Unreported
 from scheduler.placement.placed_work import PlacedWork
 from scheduler.placement.predict import predict
 from scheduler.placement.prompts import LastStep
+from scheduler.placement.times import source
 from tests.support.scheduling import make_candidate, make_constants, make_load, make_rank, make_request, predict_alone
 
 RATE, STEP_MS, STEP_TOKENS = 10_000.0, 30.0, 1000
 COSTS = CostModel(decode_steps=((1.0, 20.0),), prefill_tokens_per_second=RATE, prefill_step_ms=STEP_MS)
 CONSTANTS = make_constants(COSTS)
+PACE = Pace(1.0, 1.0, 1.0, 1e9, 1e9, 1e9)
 
 
 def pace_in_steps_of(tokens: float, slowness: float = 1.0) -> PromptPace:
@@ -45,6 +47,23 @@ def test_short_and_long_prompts_are_foretold_whichever_were_measured(measured_in
     worker = idle(pace_in_steps_of(measured_in, slowness))
     for tokens in (50, 1000):
         assert first_token_ms(worker, tokens) == pytest.approx(slowness * (tokens * 1000 / RATE + STEP_MS))
+
+
+@pytest.mark.parametrize(("running", "even", "steps"), [(1, 300, 4), (1, None, 1), (0, 300, 1), (1, 2000, 1)])
+def test_a_prompt_takes_even_steps_while_requests_decode(running: int, even: int | None, steps: int) -> None:
+    load = make_load(running_requests=running, even_step_tokens=even, prefill_tokens_per_second=None)
+    worker = make_candidate("d", load=load, max_step_tokens=STEP_TOKENS)
+    found = source(make_request(prompt_tokens=1000), worker, PACE, None, 0.0, CONSTANTS)
+    assert found.steps_ms == pytest.approx(steps * STEP_MS)
+
+
+def test_a_rank_computes_its_queue_in_even_steps() -> None:
+    rank = make_rank(step_tokens=STEP_TOKENS, costs=COSTS)
+    pace = pace_in_steps_of(STEP_TOKENS)
+    load = make_load(running_requests=1, queued_prefill_tokens=1000, even_step_tokens=250, exact_prompts=pace)
+    rank.observe(RankStatus(load, TransferCounters(), 0), 1.0)
+    assert rank.last_step.tokens == 250
+    assert rank.prompts_until == pytest.approx(1.0 + (1000 * 1000 / RATE + 4 * STEP_MS) / 1000)
 
 
 def test_a_worker_about_to_step_may_beat_an_idle_one() -> None:

@@ -105,7 +105,7 @@ class WorkerSpeed(_message.Message):
     def __init__(self, decode_step_ms: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., prompts: _Optional[_Union[PromptPace, _Mapping]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second", "expert_imbalance", "experts_moved", "exact_prompts", "sparse_prompts", "queued_sparse_tokens", "waiting_blocks", "host_tier")
+    __slots__ = ("running_requests", "waiting_requests", "queued_prefill_tokens", "free_blocks", "prefill_tokens_per_second", "decode_step_ms", "mean_output_tokens", "decode_step_requests", "push_bytes_per_second", "expert_imbalance", "experts_moved", "exact_prompts", "sparse_prompts", "queued_sparse_tokens", "waiting_blocks", "host_tier", "even_step_tokens")
     RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +122,7 @@ class WorkerLoad(_message.Message):
     QUEUED_SPARSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAITING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     HOST_TIER_FIELD_NUMBER: _ClassVar[int]
+    EVEN_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running_requests: int
     waiting_requests: int
     queued_prefill_tokens: int
@@ -138,7 +139,8 @@ class WorkerLoad(_message.Message):
     queued_sparse_tokens: int
     waiting_blocks: int
     host_tier: HostTierStatus
-    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ..., expert_imbalance: _Optional[float] = ..., experts_moved: _Optional[int] = ..., exact_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., sparse_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., queued_sparse_tokens: _Optional[int] = ..., waiting_blocks: _Optional[int] = ..., host_tier: _Optional[_Union[HostTierStatus, _Mapping]] = ...) -> None: ...
+    even_step_tokens: int
+    def __init__(self, running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., queued_prefill_tokens: _Optional[int] = ..., free_blocks: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., decode_step_ms: _Optional[float] = ..., mean_output_tokens: _Optional[float] = ..., decode_step_requests: _Optional[float] = ..., push_bytes_per_second: _Optional[float] = ..., expert_imbalance: _Optional[float] = ..., experts_moved: _Optional[int] = ..., exact_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., sparse_prompts: _Optional[_Union[PromptPace, _Mapping]] = ..., queued_sparse_tokens: _Optional[int] = ..., waiting_blocks: _Optional[int] = ..., host_tier: _Optional[_Union[HostTierStatus, _Mapping]] = ..., even_step_tokens: _Optional[int] = ...) -> None: ...
 
 class HostTierStatus(_message.Message):
     __slots__ = ("total_blocks", "used_blocks", "written_blocks", "read_blocks", "read_bytes_per_second")

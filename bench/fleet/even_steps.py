@@ -1,0 +1,150 @@
+"""What even steps bring one rank: the same requests, simulated with steps that take whole prompts and with even ones.
+
+`python -m bench.fleet.even_steps [--lengths 1000/300 3500/1000 4000/300] [--shares 0.5 0.8] [--seconds 60]
+[--costs FILE] [--requests 256] [--step-tokens 8192]`
+
+Times are those of a cost file, by default of Moonlight's shape on one H200, which takes 256 requests and steps of 8,192
+tokens. Requests of equal lengths arrive at shares of saturation: the highest rate at which 99% are good with whole
+prompts, which is found first. Good is a first token in 2 s and the others every 50 ms. The first third of the seconds
+does not count.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+
+import typer
+
+import bench.rank
+from bench.meshes.http_peers import Lengths
+from capacity.shapes import MOONLIGHT
+from engine.config import EngineConfig
+from engine.memory.weight_bytes import BF16
+from engine.model.config import parse_model_config
+from engine.pace.tails import most_rows
+from loadgen.options import SEARCH_TPOT_MS, SEARCH_TTFT_MS
+from loadgen.summary import Objectives
+from mesh.blocks import BLOCK_TOKENS
+from mesh.config import validate
+from sim.fleet import FleetConfig
+from sim.result import Result
+from sim.run import simulate
+from sim.workload import WorkloadConfig
+
+COSTS = Path(bench.rank.__file__).with_name("measured") / "moonlight.json"
+GOOD_SHARE = 0.99
+# Saturation is found to within this factor.
+PRECISION = 1.03
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank that computes prompts and answers. costs: its cost file."""
+
+    costs: Path
+    max_requests: int
+    max_step_tokens: int
+
+    def fleet(self, even: bool, every_token: bool) -> FleetConfig:
+        """Every request finds its blocks: memory is no limit."""
+        model = parse_model_config(dict(MOONLIGHT))
+        most_tokens = model.max_position_embeddings
+        decode = {
+            "replicas": 1,
+            "max_requests": self.max_requests,
+            "max_step_tokens": self.max_step_tokens,
+            "captured_rows": most_rows(self.max_requests, self.max_step_tokens),
+            "captured_prompt_tokens": EngineConfig.model_fields["prompt_graph_tokens"].default,
+            "total_blocks": self.max_requests * (most_tokens // BLOCK_TOKENS + 2),
+            "mixed_step_ms": "auto" if even else None,
+        }
+        return validate(
+            FleetConfig,
+            {
+                "costs": self.costs,
+                "layers": model.num_hidden_layers,
+                "block_bytes": BLOCK_TOKENS * model.kv_token_bytes(BF16),
+                "context_tokens": most_tokens,
+                "every_token": every_token,
+                "decode": decode,
+            },
+            "fleet",
+        )
+
+
+def ran(rank: Rank, lengths: Lengths, rate: float, seconds: float, even: bool, every_token: bool = True) -> Result:
+    """rate: arrivals a second, by Poisson's law."""
+    workload = {
+        "arrivals": {"per_second": rate},
+        "seconds": seconds,
+        "warm_up_seconds": seconds / 3,
+        "prompt": {"mean": lengths.prompt},
+        "output": {"mean": lengths.answer},
+        "max_tokens": lengths.answer,
+    }
+    objectives = Objectives(SEARCH_TTFT_MS, SEARCH_TPOT_MS)
+    return simulate(rank.fleet(even, every_token), validate(WorkloadConfig, workload, "workload"), objectives)
+
+
+def saturation(rank: Rank, lengths: Lengths, seconds: float) -> float:
+    """The highest rate at which nearly all requests are good with whole prompts."""
+
+    def good(rate: float) -> bool:
+        return ran(rank, lengths, rate, seconds, even=False, every_token=False).summary.goodput.share >= GOOD_SHARE
+
+    low = 1.0
+    while not good(low):
+        low /= 2
+    high = 2 * low
+    while good(high):
+        low, high = high, 2 * high
+    while high > PRECISION * low:
+        middle = sqrt(low * high)
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def row(lengths: Lengths, share: float, rate: float, even: bool, result: Result) -> str:
+    """A row of a table in Markdown."""
+    done = result.summary
+    ttft, tpot, itl = done.ttft_ms, done.tpot_ms, done.itl_ms
+    assert ttft is not None and tpot is not None and itl is not None and result.predictions is not None
+    return (
+        f"| {lengths} | {share:g} ({rate:.3g}) | {'even' if even else 'whole'} | {itl.p50:.1f}, {itl.p99:.1f} "
+        f"| {itl.p99 / itl.p50:.2f} | {ttft.p50:,.0f}, {ttft.p99:,.0f} | {tpot.p50:.1f} | {done.goodput.share:.1%} "
+        f"| {result.predictions.ttft_within_20_percent:.0%} |"
+    )
+
+
+def rows(rank: Rank, lengths: Sequence[Lengths], shares: Sequence[float], seconds: float) -> Iterator[str]:
+    yield (
+        "| tokens | of saturation (requests/s) | steps | ITL p50, p99, ms | p99 over p50 | TTFT p50, p99, ms "
+        "| TPOT p50, ms | good | TTFT within 20% of placement's |"
+    )
+    yield "|---" * 9 + "|"
+    for each in lengths:
+        highest = saturation(rank, each, seconds)
+        for share in shares:
+            for even in (False, True):
+                yield row(each, share, share * highest, even, ran(rank, each, share * highest, seconds, even))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = [Lengths(1000, 300), Lengths(3500, 1000), Lengths(4000, 300)]
+    parser.add_argument("--lengths", type=Lengths.parse, nargs="+", default=default, metavar="PROMPT/ANSWER")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.8], help="of saturation")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for which requests arrive at each rate")
+    parser.add_argument("--costs", type=Path, default=COSTS, help="a cost file (deepmesh calibrate)")
+    parser.add_argument("--requests", type=int, default=256, help="that run at once")
+    parser.add_argument("--step-tokens", type=int, default=8192, help="of a step at most")
+    given = parser.parse_args()
+    rank = Rank(given.costs, given.requests, given.step_tokens)
+    for line in rows(rank, given.lengths, given.shares, given.seconds):
+        typer.echo(line)
+
+
+if __name__ == "__main__":
+    main()
