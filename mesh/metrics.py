@@ -138,6 +138,9 @@ ENGINE_HOST_BLOCKS_USED = Gauge("deepmesh_engine_host_blocks_used", "Blocks in h
 ENGINE_HOST_BLOCKS = Counter(
     "deepmesh_engine_host_copied_blocks_total", "Blocks copied between the KV pool and host memory", ["direction"]
 )
+WORKER_MISSING_HOSTS = Gauge(
+    "deepmesh_worker_missing_hosts", "Hosts of a worker on several hosts that it waits for, or serves without"
+)
 # Figures of single DP ranks.
 RANK_BLOCKS_FREE = Gauge("deepmesh_rank_blocks_free", "Blocks of a rank that no live request holds", ["rank"])
 RANK_RUNNING = Gauge("deepmesh_rank_running_requests", "Requests in a rank's running batch", ["rank"])

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from engine.config import EngineConfig
 from engine.parallel.peers import GroupDescriptors
+from mesh import metrics
 from mesh.errors import ConfigError, EngineFailed, InvalidRequest, WorkerDraining
 from worker.hosts.comparison import difference, own_version
 from worker.hosts.host_group import GroupHandle, HostGroup
@@ -87,7 +88,7 @@ class JoinedHosts:
 
     def joined(self, host: JoinedHost) -> None:
         self._hosts[host.number] = host
-        fields = {"host": host.number, "missing": len(self._missing)}
+        fields = {"host": host.number, "missing": self._count_missing()}
         _log.info("a host has joined", extra={"fields": fields})
         if not self._missing:
             self._formed.set()
@@ -98,12 +99,14 @@ class JoinedHosts:
         host.lost()
         if not self._formed.is_set():
             del self._hosts[host.number]
+            self._count_missing()
 
     async def wait(self) -> int:
         """Return once it is known with which hosts the worker forms, and with how many, this one too: all, or after
         `missing_host_seconds` at least `least_hosts` of them.
         """
         parallel = self._engine.parallel
+        self._count_missing()
         _log.info("waiting for the worker's other hosts", extra={"fields": {"hosts": parallel.hosts}})
         if parallel.least_hosts is not None:
             with suppress(TimeoutError):
@@ -128,6 +131,11 @@ class JoinedHosts:
     def number_of(self, place: int) -> int:
         """The number of the host that has this place."""
         return sorted((0, *self._hosts))[place]
+
+    def _count_missing(self) -> int:
+        missing = len(self._missing)
+        metrics.WORKER_MISSING_HOSTS.set(missing)
+        return missing
 
     @property
     def _missing(self) -> list[int]:

@@ -8,7 +8,9 @@ import pytest
 
 from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
+from mesh import metrics
 from tests.support.engines import VOCABULARY, prompt_of
+from tests.support.metric_values import value_of
 from tests.support.running_group import submit_to
 from tests.support.two_hosts import TwoHosts, first_host, join, worker_config
 from tests.support.waiting import eventually
@@ -36,6 +38,7 @@ async def test_hosts_that_are_there_serve_without_the_others(caplog: pytest.LogC
         await eventually(lambda: len(hosts.transcript.ends) == len(keys))
         assert {hosts.group.rank_of(key) for key in keys} == {0, 1}
         await eventually(lambda: "this worker serves without host 1: start its first host again" in caplog.text)
+        assert value_of(metrics.WORKER_MISSING_HOSTS) == 1
         late.cancel()
         hosts.running.cancel()
         await hosts.group.close(grace_seconds=30.0)
@@ -61,6 +64,7 @@ async def test_no_host_is_left_out_that_joins_in_time() -> None:
     async with first_host(three_hosts(seconds=60)) as (servicer, server):
         others = [asyncio.create_task(join(three_hosts(seconds=60), server, number)) for number in (2, 1)]
         assert await servicer.hosts.wait() == 3
+        assert value_of(metrics.WORKER_MISSING_HOSTS) == 0
         for other in others:
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
