@@ -139,8 +139,9 @@ def _experts(config: ModelConfig, rows: int, layout: Layout = ALONE) -> Iterator
     else:
         yield from _feed_forward("shared", config, own_rows, shared)
     chosen, held = config.num_experts_per_tok, config.n_routed_experts / layout.ep
-    # The expected number of this rank's experts that are chosen if choices are uniformly random.
-    touched = held * (1 - (1 - chosen / config.n_routed_experts) ** all_rows)
+    # The expected number of this rank's experts that are chosen if choices are uniformly random. A rank alone, as one
+    # of many is counted, may have fewer experts than a row chooses.
+    touched = held * (1 - (1 - min(1, chosen / config.n_routed_experts)) ** all_rows)
     form = config.quantization.experts
     item_bytes = int4_bytes(config.quantization.group) if form is Stored.INT4 else ITEM_BYTES[form]
     pairs, hidden = all_rows * chosen / layout.ep, config.hidden_size

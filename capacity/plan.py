@@ -15,6 +15,7 @@ from capacity.cards import H200, Gpu, find_gpu
 from capacity.floor import BF16, decode_floor, decode_operations
 from capacity.memory import Weights, weights_of
 from capacity.shapes import SHAPES
+from engine.balance.placement import slots_of
 from engine.config import EngineConfig, kept_weights
 from engine.memory.rank_memory import POOL_SHARE, RankMemory, reckon
 from engine.model.config import ModelConfig, parse_model_config
@@ -89,13 +90,15 @@ class Plan:
 def plan(config: ModelConfig, asked: Asked) -> Plan:
     """Weights that another tool packed are planned as they are once quantized to W4A8, which a GPU needs.
 
-    Raises ConfigError for an unknown GPU, for experts that cannot be divided evenly, or for a number of layers that
-    cannot be offloaded.
+    GPUs that do not divide the experts evenly each hold as many as the largest share, copies of others among them.
+    Raises ConfigError for an unknown GPU, for more GPUs than experts, or for a number of layers that cannot be
+    offloaded.
     """
     asked = replace(asked, gpu=asked.gpu.lower())
     gpu = find_gpu(asked.gpu)
-    if asked.gpus < 1 or config.n_routed_experts % asked.gpus:
-        raise ConfigError(f"--gpus {asked.gpus}: {config.n_routed_experts} experts cannot be shared evenly by them")
+    if not 0 < asked.gpus <= config.n_routed_experts:
+        most = config.n_routed_experts
+        raise ConfigError(f"--gpus {asked.gpus}: expected one to {most}, as many as the model has experts")
     if config.quantization.packed:
         config = replace(config, quantization=AT_LOAD["w4a8"])
     whole = weights_of(config, asked.gpus)
@@ -141,7 +144,7 @@ def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: 
     """The cost model of one of the worker's GPUs. copy_seconds: time to copy the experts that every step copies."""
     measured = shipped_costs(_file_name(config))
     context = asked.prompt_tokens + asked.output_tokens // 2
-    ours = replace(config, n_routed_experts=config.n_routed_experts // asked.gpus)
+    ours = replace(config, n_routed_experts=slots_of(config.n_routed_experts, asked.gpus, 0))
     theirs = _measured_config(config.quantization.experts)
     measured_item_bytes = 1 if measured.format.endswith("fp8 KV") else 2
     steps = []

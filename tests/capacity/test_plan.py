@@ -46,6 +46,18 @@ def test_r1_in_fp8_needs_eight_cards() -> None:
     assert eight.fits and eight.kv_tokens > 300_000
 
 
+def test_gpus_that_divide_experts_unevenly_hold_the_largest_share() -> None:
+    uneven, even = plan(R1, replace(EIGHT, gpus=24)), plan(R1, replace(EIGHT, gpus=32))
+    assert uneven.experts_bytes / even.experts_bytes == pytest.approx(11 / 8, rel=0.001)
+    assert uneven.kv_tokens < even.kv_tokens
+
+
+def test_a_gpu_with_few_experts_reads_them_all() -> None:
+    steps = [plan(R1, replace(EIGHT, gpus=gpus)).costs.costs.decode_ms(64) for gpus in (32, 64, 128)]
+    # With fewer experts a step is shorter, down to what is on every GPU.
+    assert steps == sorted(steps, reverse=True) and steps[-1] > 0.7 * steps[0]
+
+
 def test_fp8_kv_holds_twice_as_many_tokens() -> None:
     bf16, fp8 = plan(R1, EIGHT), plan(R1, replace(EIGHT, kv_item_bytes=1))
     room = 32768
@@ -126,7 +138,8 @@ def test_a_card_without_fp8_multiplies_in_bf16() -> None:
     ("change", "told"),
     [
         ({"gpu": "v100"}, "known are h200, h100, h20, h800, a100, l40s, rtx4090, b200"),
-        ({"gpus": 3}, "evenly"),
+        ({"gpus": 257}, "expected one to 256, as many as the model has experts"),
+        ({"gpus": 0}, "--gpus 0: "),
         ({"offloaded": 2}, "expected 3 to 58 layers"),
         ({"offloaded": 59}, "expected 3 to 58 layers"),
     ],
