@@ -3,10 +3,8 @@
 import logging
 from collections.abc import Sequence
 
-from engine.batch import Backend, Batch, Row, StepShape, StepTimes
-from engine.pace.timed_steps import quickest_step
-from mesh.blocks import blocks_for
-from mesh.domain.sampling import Sampling
+from engine.batch import Backend, StepTimes
+from engine.pace.timed_steps import decoding, quickest_step
 from mesh.progress import ProgressLog
 
 _log = logging.getLogger("deepmesh.engine")
@@ -35,11 +33,7 @@ def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -
 
 def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
     end = min(CONTEXT_TOKENS_AHEAD if backend.asynchronous else CONTEXT_TOKENS, backend.context_tokens)
-    start = max(end - 1 - depth, 0)
-    blocks = [block] * blocks_for(start + 1 + 2 * depth)
-    batch = Batch(0, [Row([0] * (1 + depth), start, blocks, Sampling(), drafts=depth)] * rows)
-    shape = StepShape(rows * (1 + depth), drafts=depth, drawing=rows, rows=rows)
-    return quickest_step(backend, batch, shape)
+    return quickest_step(backend, *decoding(backend, rows, depth, end, block))
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from math import isqrt
 
-from engine.batch import Backend, Batch, Row, StepShape, shape_of
+from engine.batch import Backend, Batch, Row, shape_of
 from engine.config import EngineConfig
 from engine.pace.draft_depth import PRIOR
-from engine.pace.timed_steps import quickest_step
+from engine.pace.timed_steps import decoding, drawn_tokens, quickest_step
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import PromptPace, WorkerSpeed
@@ -27,22 +27,15 @@ def measure_speed(
     requests = isqrt(config.max_requests)
     # If each step's number of drafts is chosen, a worker that is full takes none.
     drafts = 0 if config.drafts.next_n == "auto" else config.drafts.next_n
-    seconds = quickest_step(backend, *_decoding(backend, requests, drafts, block), clock=clock)
+    end = min(CONTEXT_TOKENS, backend.context_tokens)
+    seconds = quickest_step(backend, *decoding(backend, requests, drafts, end, block), clock=clock)
     tokens = min(config.max_step_tokens, backend.context_tokens - 1)
     if not backend.asynchronous:
         tokens = min(tokens, PROMPT_TOKENS)
-    prompt = Batch(0, [Row([0] * tokens, 0, [block] * blocks_for(tokens), Sampling())])
+    prompt = Batch(0, [Row(drawn_tokens(backend, tokens), 0, [block] * blocks_for(tokens), Sampling())])
     prompt_seconds = quickest_step(backend, prompt, shape_of(prompt.rows), PROMPT_REPEATS, clock)
     return WorkerSpeed(
         decode_step_ms=seconds * 1000 / (1 + sum(PRIOR[:drafts])),
         decode_step_requests=float(requests),
         prompts=PromptPace(tokens / prompt_seconds, tokens / 2, float(tokens)),
     )
-
-
-def _decoding(backend: Backend, requests: int, drafts: int, block: int) -> tuple[Batch, StepShape]:
-    end = min(CONTEXT_TOKENS, backend.context_tokens)
-    start = max(end - 1 - drafts, 0)
-    blocks = [block] * blocks_for(start + 1 + 2 * drafts)
-    rows = [Row([0] * (1 + drafts), start, blocks, Sampling(), drafts=drafts)] * requests
-    return Batch(0, rows), StepShape(requests * (1 + drafts), drafts=drafts, drawing=requests, rows=requests)

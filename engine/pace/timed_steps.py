@@ -1,10 +1,29 @@
 """Times equal steps on a backend that serves nothing yet."""
 
+import random
 import time
 from collections.abc import Callable
 from itertools import pairwise
 
-from engine.batch import Backend, Batch, Launched, StepShape
+from engine.batch import Backend, Batch, Launched, Row, StepShape
+from mesh.blocks import blocks_for
+from mesh.domain.sampling import Sampling
+
+
+def drawn_tokens(backend: Backend, tokens: int) -> list[int]:
+    """Token ids for steps that are timed. Equal ones would choose equal experts, and a step would read too few."""
+    return random.Random(0).choices(range(backend.vocabulary_size), k=tokens)
+
+
+def decoding(backend: Backend, requests: int, drafts: int, end: int, block: int) -> tuple[Batch, StepShape]:
+    """A step of `requests` rows with drafts, each of which ends at position `end`. block: one that is never read."""
+    start, width = max(end - 1 - drafts, 0), 1 + drafts
+    blocks, token_ids = [block] * blocks_for(start + 1 + 2 * drafts), drawn_tokens(backend, requests * width)
+    rows = [
+        Row(token_ids[first : first + width], start, blocks, Sampling(), drafts=drafts)
+        for first in range(0, requests * width, width)
+    ]
+    return Batch(0, rows), StepShape(requests * width, drafts=drafts, drawing=requests, rows=requests)
 
 
 def quickest_step(

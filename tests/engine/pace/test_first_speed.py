@@ -18,6 +18,7 @@ class Watched(OracleBackend):
 
     def __init__(self, clock: SleepingClock, asynchronous: bool = False) -> None:
         super().__init__(oracle_config(total_blocks=32, oracle=PACE), clock, clock.sleep)
+        self.clock = clock
         self.asynchronous = asynchronous
         self.launched: list[tuple[Batch, StepShape]] = []
 
@@ -34,6 +35,14 @@ def test_a_step_and_a_prompt_are_measured_apart() -> None:
     assert speed.prompts.tokens_per_second == pytest.approx(1000.0)
     assert (speed.prompts.context_tokens, speed.prompts.step_tokens) == (PROMPT_TOKENS / 2, PROMPT_TOKENS)
     assert {(len(batch.rows), shape.decode_only) for batch, shape in backend.launched} == {(8, True), (1, False)}
+
+
+def test_rows_that_are_timed_choose_experts_of_their_own() -> None:
+    backend = Watched(SleepingClock())
+    measure_speed(backend, oracle_config(max_requests=64), 0, backend.clock)
+    decoded, computed = backend.launched[0][0].rows, backend.launched[-1][0].rows
+    assert len({tuple(row.token_ids) for row in decoded}) == len(decoded) == 8
+    assert len(set(computed[0].token_ids)) > PROMPT_TOKENS / 2
 
 
 def test_a_device_computes_a_whole_step_of_a_prompt() -> None:
