@@ -92,7 +92,10 @@ def _split(gpus: int, text: str, role: str) -> Split:
             " several with deepmesh up --split, or in Kubernetes"
         )
     if role == "prefill" and not counts["P"]:
-        raise ConfigError(f"SPLIT={text} has no prefill worker: say 1P+1D, or leave SPLIT out")
+        raise ConfigError(
+            f"GPUS={gpus} and SPLIT={text} have no prefill worker: say SPLIT=1P+1D, or leave SPLIT out; with GPUS"
+            " compose.gpu.yaml is needed too"
+        )
     return split_gpus(gpus, text, ("GPUS=", "SPLIT="))
 
 

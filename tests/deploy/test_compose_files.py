@@ -84,7 +84,7 @@ def test_the_mesh_may_have_other_gpus_than_the_first() -> None:
         ({"GPUS": "3", "SPLIT": "1P+1D"}, r"SPLIT=1P\+1D does not divide GPUS=3"),
         ({"GPUS": "4", "SPLIT": "both"}, "SPLIT=both: expected how many workers"),
         ({"GPUS": "4", "SPLIT": "2P+1Dx2"}, r"SPLIT=2P\+1Dx2: compose starts one worker of each role"),
-        ({"GPUS": "4", "SPLIT": "1D"}, "SPLIT=1D has no prefill worker: say 1P"),
+        ({"GPUS": "4", "SPLIT": "1D"}, "GPUS=4 and SPLIT=1D have no prefill worker: say SPLIT=1P"),
         ({"GPUS": "8", "SPLIT": "2P+3D"}, r"SPLIT=2P\+3D: compose starts one worker of each role"),
         ({"GPUS": "4", "SPLIT": "1P+1D", "DEVICES": "6,7"}, "GPUS=4, and DEVICES=6,7 names 2"),
         ({"GPUS": "2", "SPLIT": "1P+1D", "DEVICES": "6,6"}, "GPUS=2, and DEVICES=6,6 names 1"),
@@ -101,6 +101,13 @@ def test_the_mesh_may_have_other_gpus_than_the_first() -> None:
 def test_what_compose_cannot_do_is_said(variables: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         program("prefill", GPU, **variables)
+
+
+def test_gpus_without_the_file_for_them_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"GPUS=4 and SPLIT=1D .* compose.gpu.yaml is needed too"):
+        program("prefill", CPU, GPUS="4")
+    assert worker("decode", CPU, GPUS="4").engine.device == "cuda"
+    assert worker("decode", CPU).engine.device != "cuda"
 
 
 def test_processes_that_move_kv_share_their_namespaces() -> None:
