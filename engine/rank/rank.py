@@ -77,11 +77,12 @@ class Rank:
             with span("engine.load", backend=config.backend):
                 backend = self._make_backend(config, times)
                 leads = self._peers is None or self._peers.place.leads
-                # Only the first rank of a TP group moves KV; the others get what has landed there.
-                agent = None
+                # Only the first rank of a TP group has requests and moves KV; the others compute its steps, and get
+                # what has landed there.
+                agent, constraints = None, None
                 if leads:
                     agent = make_agent(config, authorship, backend, self._wakeup, self._number, times)
-                constraints = self._make_constraints(config, backend)
+                    constraints = self._make_constraints(config, backend)
                 times.mark("grammars")
         except RankLost as error:
             if not self._leaves_group(error):
