@@ -145,7 +145,6 @@ class SimulatedAgent:
 
         def fetched() -> None:
             store.directory.release(leased)
-            store.served_blocks += len(leased)
             seconds = self._timeline.now - asked_at
             if leased:
                 self._observe_fetch(len(leased), size_bytes / seconds if seconds else None)

@@ -20,7 +20,6 @@ class SimulatedStore:
         self.endpoint = self.store_id = store_id
         self.link = link
         self.directory = BlockDirectory(blocks)
-        self.served_blocks = 0
         self.alive = True
         self._status = StoreStatus(store_id, (), 0, 0, 0, _NO_TRANSFERS)
 

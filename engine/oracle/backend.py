@@ -1,4 +1,4 @@
-"""An engine without a model, whose tokens prove the KV they were read from (engine.oracle_tokens).
+"""An engine without a model, whose tokens prove the KV they were read from (engine/oracle/tokens.py).
 
 Its drafts are the tokens that it would draw, some of them changed. Which ones depends on the position and the token.
 """
