@@ -196,6 +196,7 @@ class Exchange:
             blocks=blocks,
             ended=partial(self._end_push, ticket.transfer_id),
             macs=None if self._author is None or offered is None else self._author.writes(offered),
+            to_store=offered is not None,
         )
         self._pushes[ticket.transfer_id] = outgoing
         self._sender.open(outgoing)

@@ -45,6 +45,9 @@ class HostMemory:
     def enter_thread(self) -> None:
         """Nothing depends on the thread here."""
 
+    def host_side(self, staging: Bytes) -> Bytes:
+        return staging
+
     def read_staging(self, staging: Bytes, size_bytes: int) -> memoryview:
         return staging[:size_bytes].data
 

@@ -41,11 +41,13 @@ class Incoming(Landing):
         on_end: Callable[["Incoming"], None],
         mac_sink: MacSink | None = None,
         source: Source | None = None,
+        from_store: bool = False,
     ) -> None:
         """sizes, deadline: see `Landing`; tag, secret: see `ticket.Ticket`.
 
         on_end: called once by the receiver; from then on nothing writes to the blocks. mac_sink: handles the MACs of
-        its blocks; None between workers. source: where its segments are read, if they are not sent.
+        its blocks; None between workers. source: where its segments are read, if they are not sent. from_store: its
+        UCX may know no GPU, and then sends nothing to one.
         """
         super().__init__(sizes, deadline, with_checksums=source is None)
         self.source = source
@@ -55,6 +57,7 @@ class Incoming(Landing):
         self.blocks = blocks
         self.on_end = on_end
         self.mac_sink = mac_sink
+        self.from_store = from_store
         # UCX transports that the sender named; written by the receiver.
         self.transports: set[str] = set()
 

@@ -70,8 +70,12 @@ class KvMemory(Protocol):
         """From now on the calling thread is the only one that uses the memory."""
         ...
 
+    def host_side(self, staging: Any) -> Any:
+        """The buffer's side in host memory, which `gather`, `land` and UCX take in its place."""
+        ...
+
     def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
-        """The first bytes of a staging buffer, for the host to read at once: what was gathered or received there."""
+        """The first bytes of a host side: what was gathered or received there."""
         ...
 
     def host_source(self, mapped: Pool) -> HostSource:
@@ -103,6 +107,6 @@ class KvMemory(Protocol):
 
 
 def staged_pieces(memory: KvMemory, staging: Any, size_bytes: int) -> list[memoryview]:
-    """The pieces at the start of a staging buffer, in order."""
+    """The pieces at the start of a staging buffer's host side, in order."""
     staged, piece_bytes = memory.read_staging(staging, size_bytes), memory.piece_bytes
     return [staged[start : start + piece_bytes] for start in range(0, size_bytes, piece_bytes)]

@@ -24,6 +24,8 @@ class Outgoing:
     ended: Callable[["Outgoing"], None]
     # Supplies the MACs of its blocks; None between workers.
     macs: MacSource | None = None
+    # Whether it goes to a store. Its UCX may know no GPU, and then takes nothing that lies on one.
+    to_store: bool = False
     # When all of it was computed and nothing had been sent yet, on the caller's clock; None if there was no such time.
     ready_at: float | None = None
     # Written by the sender.

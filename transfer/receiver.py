@@ -162,7 +162,8 @@ class Receiver:
                 if slot is None:
                     break
                 incoming.receive(index, slot)
-                transmission = self._transport.receive(arrival, self._staging[slot][: arrival.size_bytes])
+                received = self._received(incoming, slot)[: arrival.size_bytes]
+                transmission = self._transport.receive(arrival, received)
                 self._receives.append(_Receive(incoming, index, slot, transmission))
             self._waiting.popleft()
             started = True
@@ -214,7 +215,7 @@ class Receiver:
             return
         tile = incoming.tiles[index]
         blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
-        layers, staging = (tile.first_layer, tile.layer_count), self._staging[incoming.slot(index)]
+        layers, staging = (tile.first_layer, tile.layer_count), self._received(incoming, incoming.slot(index))
         landed = self._memory.land(*layers, blocks, staging, incoming.secret, incoming.checksum(index))
         self._copies.append(_Copy(incoming, index, landed))
 
@@ -227,7 +228,11 @@ class Receiver:
     def _pieces(self, incoming: Incoming, index: int) -> list[memoryview]:
         """A segment's pieces in its slot, layer by layer."""
         tile = incoming.tiles[index]
-        return staged_pieces(self._memory, self._staging[incoming.slot(index)], self._size(tile))
+        return staged_pieces(self._memory, self._received(incoming, incoming.slot(index)), self._size(tile))
+
+    def _received(self, incoming: Incoming, slot: int) -> Any:
+        staging = self._staging[slot]
+        return self._memory.host_side(staging) if incoming.from_store else staging
 
     def _end_verified(self) -> bool:
         ended = False

@@ -149,7 +149,7 @@ class Sender:
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
         with span("kv.push", first_layer=tile.first_layer, layers=tile.layer_count, size_bytes=size):
             checksum = self._memory.gather(
-                tile.first_layer, tile.layer_count, blocks, self._staging[slot], outgoing.secret
+                tile.first_layer, tile.layer_count, blocks, self._staged(outgoing, slot), outgoing.secret
             )
         outgoing.push.begin(index)
         self._gathers.append(_Gather(outgoing, index, slot, size, checksum))
@@ -163,7 +163,7 @@ class Sender:
 
     def _send(self, gather: _Gather) -> None:
         outgoing, index = gather.outgoing, gather.index
-        staged = self._staging[gather.slot][: gather.size_bytes]
+        staged = self._staged(outgoing, gather.slot)[: gather.size_bytes]
         transmission = self._transport.send(outgoing.addresses[index], segment_tag(outgoing.tag, index), staged)
         self._sends.append(
             _Send(outgoing, index, gather.slot, gather.size_bytes, gather.checksum.result(), transmission)
@@ -193,8 +193,12 @@ class Sender:
         outgoing = send.outgoing
         if outgoing.macs is None:
             return ()
-        pieces = partial(staged_pieces, self._memory, self._staging[send.slot], send.size_bytes)
+        pieces = partial(staged_pieces, self._memory, self._staged(outgoing, send.slot), send.size_bytes)
         return outgoing.macs.macs_of(outgoing.tiles[send.index], pieces)
+
+    def _staged(self, outgoing: Outgoing, slot: int) -> Any:
+        staging = self._staging[slot]
+        return self._memory.host_side(staging) if outgoing.to_store else staging
 
     def _finish_sends(self) -> bool:
         done = [send for send in [*self._sends, *self._abandoned] if send.completed]

@@ -51,8 +51,8 @@ from transfer.tuning import tune_for_gpu_transfers
 # A block in one layer: 64 tokens of DeepSeek's latent in bf16.
 PIECE_BYTES = 64 * 576 * 2
 HASH_BYTES = 16
-# The value of UCX_TLS in each comparison; None: the worker maps the store's memory.
-WAYS = (None, "tcp", "posix,self")
+# The value of UCX_TLS in each comparison, None for UCX's choice, and whether the worker maps the store's memory.
+WAYS = ((None, True), (None, False), ("tcp", False), ("posix,self", False))
 # What a worker on a GPU adds to the store's transports.
 GPU_TRANSPORTS = "cuda_copy,"
 
@@ -65,9 +65,9 @@ def main() -> None:
     parser.add_argument("--gpu", help="a value of CUDA_VISIBLE_DEVICES")
     parser.add_argument("--slot-bytes", type=int, default=TransferConfig().slot_bytes)
     arguments = parser.parse_args()
-    for way in WAYS:
+    for transports, mapped in WAYS:
         config = TransferConfig(
-            transports=way, map_stores=way is None, slot_bytes=arguments.slot_bytes, fetch_seconds=60.0
+            transports=transports, map_stores=mapped, slot_bytes=arguments.slot_bytes, fetch_seconds=60.0
         )
         uvloop.run(compare(config, arguments.layers, arguments.blocks, arguments.rounds, arguments.gpu))
 
@@ -100,11 +100,7 @@ async def compare(config: TransferConfig, layers: int, blocks: int, rounds: int,
         await offer_all(worker, client, kvstore_pb2_grpc.KvStoreServiceStub(channel), chain)
         target, copies = random.sample(range(blocks, 2 * blocks), blocks), pools[0].copiers(right)
         with ExitStack() as stack:
-            peer = (
-                None
-                if config.transports is None or gpu is not None
-                else stack.enter_context(bare_peer(config, size_bytes))
-            )
+            peer = None if config.map_stores or gpu is not None else stack.enter_context(bare_peer(config, size_bytes))
             for _ in range(rounds + 1):
                 taken = {name: copy() for name, copy in copies.items()}
                 # Each runs in a thread, so that the event loop can renew the session meanwhile.

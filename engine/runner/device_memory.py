@@ -11,7 +11,7 @@ from engine.runner.device_source import DeviceSource
 from kernels.kv_copy.segment import SegmentBuffer, Table
 from kernels.kv_copy.xxh3 import seeded_table
 from mesh.errors import EngineFailed
-from transfer.checksum import seed_of
+from transfer.checksum import Bytes, seed_of
 from transfer.memory import HostSource, Pool
 
 # How many transfers' tables are kept: about as many as are open at a time.
@@ -69,9 +69,41 @@ class DeviceSlot:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return self._allocation.__cuda_array_interface__
 
+    @property
+    def slot(self) -> "DeviceSlot":
+        return self
+
+    def take(self, size_bytes: int) -> None:
+        """What was gathered into the slot is to be sent: it lies here already."""
+
+    def give(self, size_bytes: int) -> None:
+        """What was received is to be landed from the slot: it lies here already."""
+
     def __getitem__(self, part: slice) -> "_Part":
         """The bytes from the start up to `part.stop`."""
         return self._allocation[part]
+
+
+class HostSide:
+    """A slot's page-locked memory on the host. A peer whose UCX knows no GPU can neither take what lies on one nor send
+    there (openucx/ucx#9975). Copies are queued on the current stream.
+    """
+
+    def __init__(self, slot: DeviceSlot) -> None:
+        self.slot = slot
+        self._tensor = torch.empty(len(slot.tensor), dtype=torch.uint8, pin_memory=True)
+
+    def __getitem__(self, part: slice) -> Bytes:
+        bytes_: Bytes = self._tensor.numpy()[part]
+        return bytes_
+
+    def take(self, size_bytes: int) -> None:
+        """What was gathered into the slot is to be sent from here."""
+        self._tensor[:size_bytes].copy_(self.slot.tensor[:size_bytes], non_blocking=True)
+
+    def give(self, size_bytes: int) -> None:
+        """What was received here is to be landed from the slot."""
+        self.slot.tensor[:size_bytes].copy_(self._tensor[:size_bytes], non_blocking=True)
 
 
 class DeviceMemory:
@@ -90,17 +122,13 @@ class DeviceMemory:
         self.piece_bytes = sum(plane[0, 0].numel() * plane.itemsize for plane in planes)
         self._planes, self._device = planes, planes[0].device
         self._stream = torch.cuda.Stream(self._device)
-        # What the host last read of a slot. It is page-locked; otherwise the driver would copy through such memory of
-        # its own.
-        self._copied: torch.Tensor | None = None
+        # Made as transfers with stores use them.
+        self._host_sides: dict[DeviceSlot, HostSide] = {}
         self._table = lru_cache(_KEPT_TABLES)(_table_of)
 
     def allocate_staging(self, size_bytes: int) -> DeviceSlot:
         # This gives the thread torch's context, which the driver's calls need, and waits until the pool is there.
         torch.cuda.current_stream(self._device).synchronize()
-        if self._copied is None or self._copied.numel() < size_bytes:
-            # Allocated now, since nothing may be allocated while the engine captures a graph.
-            self._copied = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         with torch.cuda.stream(self._stream):
             return DeviceSlot(self._planes, size_bytes)
 
@@ -111,12 +139,13 @@ class DeviceMemory:
         torch.cuda.set_stream(self._stream)
         self._stream.query()
 
-    def read_staging(self, staging: DeviceSlot, size_bytes: int) -> memoryview:
-        assert self._copied is not None
-        copied = self._copied[:size_bytes]
-        copied.copy_(staging.tensor[:size_bytes], non_blocking=True)
-        self._stream.synchronize()
-        return copied.numpy().data
+    def host_side(self, staging: DeviceSlot) -> HostSide:
+        if staging not in self._host_sides:
+            self._host_sides[staging] = HostSide(staging)
+        return self._host_sides[staging]
+
+    def read_staging(self, staging: HostSide, size_bytes: int) -> memoryview:
+        return staging[:size_bytes].data
 
     def host_source(self, mapped: Pool) -> HostSource:
         return DeviceSource(mapped, self._planes, self._stream)
@@ -125,24 +154,28 @@ class DeviceMemory:
         self._table(key)
 
     def gather(
-        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: DeviceSlot, key: bytes
+        self, first_layer: int, layer_count: int, blocks: Sequence[int], staging: DeviceSlot | HostSide, key: bytes
     ) -> "_Gathered":
-        staging.segment.gather(first_layer, layer_count, blocks, self._table(key))
-        staging.done.record(self._stream)
-        return _Gathered(staging)
+        slot = staging.slot
+        slot.segment.gather(first_layer, layer_count, blocks, self._table(key))
+        staging.take(layer_count * len(blocks) * self.piece_bytes)
+        slot.done.record(self._stream)
+        return _Gathered(slot)
 
     def land(
         self,
         first_layer: int,
         layer_count: int,
         blocks: Sequence[int],
-        staging: DeviceSlot,
+        staging: DeviceSlot | HostSide,
         key: bytes,
         checksum: bytes,
     ) -> "_Landed":
-        staging.segment.land(first_layer, layer_count, blocks, self._table(key), checksum)
-        staging.done.record(self._stream)
-        return _Landed(staging)
+        slot = staging.slot
+        staging.give(layer_count * len(blocks) * self.piece_bytes)
+        slot.segment.land(first_layer, layer_count, blocks, self._table(key), checksum)
+        slot.done.record(self._stream)
+        return _Landed(slot)
 
 
 class _Enqueued:

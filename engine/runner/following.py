@@ -124,6 +124,9 @@ class _WatchedMemory:
     def enter_thread(self) -> None:
         self._memory.enter_thread()
 
+    def host_side(self, staging: Any) -> Any:
+        return self._memory.host_side(staging)
+
     def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
         return self._memory.read_staging(staging, size_bytes)
 

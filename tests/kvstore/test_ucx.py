@@ -19,6 +19,7 @@ from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
+from tests.support.far_memory import FarMemory
 from tests.support.forking import forked_services
 from tests.support.metric_values import value_of
 from tests.support.moving_store import (
@@ -51,6 +52,16 @@ async def test_what_one_worker_stored_another_fetches(
             assert (set(second.worker.agent.counters().received_bytes) == {"mapped"}) == map_stores
         status = await first.status()
         assert (status.lookups, status.hits) == (1, 1)
+
+
+@pytest.mark.parametrize("secret", [None, b"of all workers"], ids=["trusted", "checked"])
+async def test_stores_exchange_host_memory_alone(secret: bytes | None) -> None:
+    async with (
+        store_and_worker() as first,
+        attached_worker(first.endpoint, map_stores=False, place=FarMemory, secret=secret) as second,
+    ):
+        await second.offer(9)
+        assert await asyncio.to_thread(second.fetch, 16) == 9
 
 
 async def test_a_store_with_larger_slots_uses_its_workers_segment_size() -> None:

@@ -79,10 +79,11 @@ async def attached_worker(
     weights: str = "f",
     dtype: str = "bytes",
     place: Callable[[Pool], KvMemory] = HostMemory,
+    secret: bytes | None = None,
     **transfer: Any,
 ) -> AsyncIterator[Attached]:
     config = SMALL_SLOTS.model_copy(update=transfer)
-    worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, config, weights, dtype=dtype, place=place)
+    worker = KvWorker(LAYERS, BLOCKS, PIECE_BYTES, config, weights, secret, dtype=dtype, place=place)
     worker.memory[:, :16] = np.random.default_rng(0).integers(1, 256, (LAYERS, 16, PIECE_BYTES), np.uint8)
     worker.hold(CHAIN, range(16))
     try:

@@ -264,6 +264,7 @@ class Fetcher:
             on_end=partial(self._landed, fetch),
             mac_sink=None if self._author is None else self._author.checks(fetch.hashes),
             source=fetch.session.slab if answer.mapped else None,
+            from_store=True,
         )
 
     def _landed(self, fetch: _Fetch, incoming: Incoming) -> None:

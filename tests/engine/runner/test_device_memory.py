@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.runner.device_memory import DeviceMemory
+from engine.runner.device_memory import DeviceMemory, DeviceSlot, HostSide
 from transfer.host_memory import HostMemory
 from transfer.segments import Tile
 from transfer.shared_memory import SharedMemory, map_memory
@@ -35,29 +35,44 @@ def device_memory(pool: torch.Tensor) -> DeviceMemory:
     return memory
 
 
+SIDES = pytest.mark.parametrize("on_host", [False, True], ids=["slot", "host side"])
+
+
 @pytest.mark.parametrize(("first_layer", "layers", "blocks"), [(0, 3, [4, 0, 8]), (2, 1, [1])])
-def test_staged_bytes_and_checksums_are_those_of_host_memory(first_layer: int, layers: int, blocks: list[int]) -> None:
+@SIDES
+def test_staged_bytes_and_checksums_are_those_of_host_memory(
+    on_host: bool, first_layer: int, layers: int, blocks: list[int]
+) -> None:
     pool = random_pool()
     host, device = HostMemory(pool.flatten(2).numpy()), device_memory(pool.cuda())
     size = layers * len(blocks) * device.piece_bytes
-    packed, staging = host.allocate_staging(size), device.allocate_staging(size + 100)
+    packed, slot = host.allocate_staging(size), device.allocate_staging(size + 100)
+    staging = device.host_side(slot) if on_host else slot
     expected = host.gather(first_layer, layers, blocks, packed, KEY).result()
     assert device.gather(first_layer, layers, blocks, staging, KEY).result() == expected
-    assert np.array_equal(staging.tensor[:size].cpu().numpy(), packed)
-    assert device.read_staging(staging, size) == host.read_staging(packed, size)
+    assert np.array_equal(slot.tensor[:size].cpu().numpy(), packed)
+    if isinstance(staging, HostSide):
+        assert device.read_staging(staging, size) == host.read_staging(packed, size)
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-def test_only_pieces_as_announced_land_where_they_belong(flipped: bool) -> None:
+@SIDES
+def test_only_pieces_as_announced_land_where_they_belong(on_host: bool, flipped: bool) -> None:
     pool, before = random_pool().cuda(), random_pool()
     target = before.cuda()
     sender = device_memory(pool)
     staging = sender.allocate_staging(2 * 2 * sender.piece_bytes)
     checksum = sender.gather(1, 2, [7, 3], staging, KEY).result()
     receiver = device_memory(target)
-    received = receiver.allocate_staging(2 * 2 * sender.piece_bytes)
-    received.tensor.copy_(staging.tensor)
-    received.tensor[1000] ^= flipped
+    slot = receiver.allocate_staging(2 * 2 * sender.piece_bytes)
+    sent = staging.tensor.cpu().numpy()
+    sent[1000] ^= flipped
+    received: DeviceSlot | HostSide = slot
+    if on_host:
+        received = receiver.host_side(slot)
+        received[: len(sent)][:] = sent
+    else:
+        slot.tensor.copy_(torch.from_numpy(sent))
     assert receiver.land(1, 2, [0, 5], received, KEY, checksum).result() is not flipped
     if not flipped:
         before[1:3, [0, 5]] = pool.cpu()[1:3, [7, 3]]
