@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
+from threading import BoundedSemaphore
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,10 @@ Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 QueueCopy = Callable[[Tile, int, int], bool]
 
 # Copying and checking a block takes a processor 18 times as long as the link takes to copy it (H200, PCIe 5). Both
-# calls release the interpreter lock.
+# calls release the interpreter lock. A copy is one call; a check is one for each layer, and more checks at a time than
+# these only wait for that lock.
 THREADS = 4
+CHECKS = 2
 
 
 class _Outcome(NamedTuple):
@@ -50,6 +53,7 @@ class CheckedBlocks:
         self._rooms: SimpleQueue[tuple[Rows, torch.cuda.Event | None]] = SimpleQueue()
         for rows in self._pages.tensor.view(THREADS, layers, piece_bytes).numpy():
             self._rooms.put((rows, None))
+        self._turns = BoundedSemaphore(CHECKS)
         self._threads = ThreadPoolExecutor(
             THREADS, "checked-blocks", initializer=partial(torch.cuda.set_device, device) if on_gpu else None
         )
@@ -69,7 +73,8 @@ class CheckedBlocks:
                 read.synchronize()
             own = room[: tile.layer_count]
             own[:] = found
-            refusal = check(number, partial(_pieces, own))
+            with self._turns:
+                refusal = check(number, partial(_pieces, own))
             if refusal is None and not self._queue_copy(tile, own.ctypes.data, block):
                 refusal = NOT_COPIED
             read = self._stream.record_event()

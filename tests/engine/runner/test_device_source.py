@@ -14,7 +14,7 @@ import torch
 from cuda.bindings import driver as cuda
 
 from engine.runner import device_source
-from engine.runner.checked_blocks import THREADS
+from engine.runner.checked_blocks import CHECKS, THREADS
 from engine.runner.device_source import DeviceSource
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check
@@ -151,13 +151,13 @@ def test_nothing_is_written_once_a_block_is_refused(make: Make) -> None:
 
 
 def test_several_blocks_are_checked_at_a_time(make: Make) -> None:
-    made, together = make(10), Barrier(THREADS)
+    made, together = make(10), Barrier(CHECKS)
 
     def check(number: int, pieces: Callable[[], Sequence[memoryview]]) -> None:
         together.wait(timeout=60)
 
-    assert made.source.copy(Tile(0, 3, 0, THREADS), range(THREADS), range(THREADS), check).result() is None
-    made.check(Tile(0, 3, 0, THREADS), range(THREADS), range(THREADS))
+    assert made.source.copy(Tile(0, 3, 0, CHECKS), range(CHECKS), range(CHECKS), check).result() is None
+    made.check(Tile(0, 3, 0, CHECKS), range(CHECKS), range(CHECKS))
 
 
 def test_more_blocks_than_threads_reach_their_places(make: Make) -> None:
