@@ -37,8 +37,10 @@ def _choose(
 ) -> Callable[[Quantized, BlockScaled, Workspace], torch.Tensor]:
     """What computes a product of this shape on a GPU."""
     # Imported here: CUDA's bindings and Triton come with a CUDA build of torch.
-    from kernels.fp8_gemm import few_rows, many_rows, triton
+    from kernels.fp8_gemm import few_rows, many_rows, one_row, triton
 
+    if one_row.takes(rows, outputs, inputs) and not shares_chip:
+        return lambda x, weight, _: one_row.fp8_gemm(x, weight)
     if few_rows.takes(rows, outputs, inputs):
         tiling = few_rows.choose_tiling(outputs, inputs, shares_chip=shares_chip)
         return lambda x, weight, _: few_rows.fp8_gemm(x, weight, tiling)

@@ -59,18 +59,18 @@ def chosen_feed_forward(
 
     x: [tokens, hidden], quantized if weights have scales; choices: [tokens, places] int64 contiguous, distinct within a
     token, numbered from `first` on, the `shared` last experts at the last places; gate_up: [experts, 2 * width,
-    hidden]; down: [experts, hidden, width], both contiguous. None where no kernel finds rows by choices: only for a few
-    rows on Hopper.
+    hidden]; down: [experts, hidden, width], both contiguous. None where no kernel finds rows by choices: only for one
+    token on Hopper.
     """
     assert choices.dtype == torch.int64 and choices.is_contiguous()
     if not choices.is_cuda:
         return None
     # Imported here: a machine without a GPU may lack Triton.
-    from kernels.grouped_gemm import few_tokens
+    from kernels.grouped_gemm import one_token
 
-    if not few_tokens.takes(x, gate_up):
+    if not one_token.takes(x, gate_up):
         return None
-    return few_tokens.feed_forward(x, choices, gate_up, down, first, shared)
+    return one_token.feed_forward(x, choices, gate_up, down, first, shared)
 
 
 def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch.Tensor:

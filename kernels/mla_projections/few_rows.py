@@ -65,14 +65,15 @@ def _absorb(
             source = query + row * row_stride + head * head_stride
             target = out + (row * heads + head) * width
             values = tl.load(source + own, mask=inside, other=0.0)
-            total = tl.sum(held.to(tl.float32) * values.to(tl.float32)[:, None], axis=0)
-            tl.store(target + channel, total.to(values.dtype), mask=there)
             if tl.program_id(0) == 0:
+                # First: if these loads followed a store, they would begin only then.
                 known = turned < 2 * PAIRS
                 first, second = split_pairs(tl.load(source + NOPE + turned, mask=known, other=0.0).to(tl.float32))
                 cosine, sine = split_pairs(tl.load(rotations + row * 2 * PAIRS + turned, mask=known, other=0.0))
                 rotated = join_pairs(*rotate_pairs(first, second, cosine, sine))
                 tl.store(target + latent + turned, rotated.to(values.dtype), mask=known)
+            total = tl.sum(held.to(tl.float32) * values.to(tl.float32)[:, None], axis=0)
+            tl.store(target + channel, total.to(values.dtype), mask=there)
 
 
 def takes(query: torch.Tensor, weight: torch.Tensor) -> bool:
