@@ -41,6 +41,8 @@ QUANTIZING = (
     "swiglu/bf16",
 )
 ONE_BYTE = "float8_e4m3fn"
+# As many as `kernels.mla_decode.few_heads` takes.
+FEW_HEADS = 16
 
 
 def compile_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> None:
@@ -75,6 +77,8 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
     kind = "fp8" if resolved.kv_dtype == ONE_BYTE else "bf16"
     if model.indexer is None:
         yield f"mla_decode/{kind}_decode"
+        if kind == "bf16" and model.num_attention_heads <= FEW_HEADS:
+            yield "mla_decode/few_heads"
     else:
         yield from (f"mla_selected/{kind}_selected", "index_keys/rows", "index_scores/scores", "top_tokens/choice")
     widths = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim

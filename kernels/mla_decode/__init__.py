@@ -41,7 +41,7 @@ def _on_device(
     from kernels.mla_decode import bf16, few_heads, fp8, triton
     from kernels.mla_decode.parts import HEADS
 
-    if few_heads.takes(query, pool, value_width):
+    if few_heads.takes(query, pool, plan, value_width):
         return few_heads.attend(query, pool, plan, scale)
     packaged = flash_mla.takes(query, pool, value_width)
     # Measured: flash_mla is faster with 16 heads, ours with 128, where it reads every latent once for two row tiles.

@@ -14,13 +14,13 @@ from tests.support.latents import scattered_contexts
 few_heads = pytest.importorskip("kernels.mla_decode.few_heads")
 
 LATENT, WIDTH, NOPE, ROPE, SCALE = 512, 576, 128, 64, 0.05
-REPLAYS = 200
+REPLAYS = 100
 
 pytestmark = [pytest.mark.gpu, on_hopper, pytest.mark.usefixtures("poisoned")]
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 3500, 4096, 4097, 90000])
-@pytest.mark.parametrize("heads", [3, 16, 20, 32])
+@pytest.mark.parametrize("length", [1, 64, 65, 3500, 4097, 90000])
+@pytest.mark.parametrize("heads", [3, 16])
 def test_one_token_attends_to_its_context(length: int, heads: int) -> None:
     stored = scattered_contexts([length], WIDTH)
     pool, query = stored.pool.cuda().bfloat16(), random_bfloat16(1, heads, WIDTH)
@@ -30,9 +30,9 @@ def test_one_token_attends_to_its_context(length: int, heads: int) -> None:
     assert relative_error(found, expected) < 0.01
 
 
-@pytest.mark.parametrize(("heads", "value"), [(16, 128), (20, 256)])
-def test_its_captured_pieces_see_the_latest_latent(heads: int, value: int) -> None:
+def test_its_captured_pieces_see_the_latest_latent() -> None:
     """Each layer writes a latent, attends at once, and expands; lengths grow between replays."""
+    heads, value = 16, 128
     table = torch.randperm(80).int().view(1, 80).cuda()
     pool, lengths = random_bfloat16(80, 64, WIDTH), torch.tensor([3000], device="cuda", dtype=torch.int32)
     projected = random_bfloat16(6, 1, heads * (NOPE + ROPE) + WIDTH)

@@ -27,7 +27,7 @@ def shape(name: str, **changes: Any) -> ModelConfig:
 
 def test_a_plain_model_needs_no_products_of_other_formats() -> None:
     found = names(shape("moonlight"))
-    assert {"mla_decode/bf16_decode", "mla_prefill/bf16_prefill", "norm/clusters"} <= found
+    assert {"mla_decode/bf16_decode", "mla_decode/few_heads", "mla_prefill/bf16_prefill", "norm/clusters"} <= found
     assert not any(each.startswith(("fp8_gemm", "w4a8_gemm", "nvfp4_gemm", "peer_exchange")) for each in found)
 
 
