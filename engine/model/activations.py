@@ -58,6 +58,8 @@ class Normalized:
     quantized: Quantized | None
     # Logits of the layer's gate, as `kernels.moe_gate.moe_gate` takes them, if the norm's kernel computed them too.
     logits: torch.Tensor | None = None
+    # The product by the next layer's first weight, if the norm's kernel computed it: then there may be no form.
+    product: torch.Tensor | None = None
 
     @property
     def tokens(self) -> int:

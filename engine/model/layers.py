@@ -46,7 +46,7 @@ class DecoderLayer:
 
     def forward(self, delta: Delta, residual: Residual, context: ForwardContext) -> Delta:
         """Adds the previous layer's `delta` to the residual; returns this layer's."""
-        hidden = residual.add(delta, self.input_norm, self.attention.input_forms)
+        hidden = residual.add(delta, self.input_norm, self.attention.input_forms, self.attention.input_weight)
         attended = self.attention.forward(hidden, context)
         forms = self.feed_forward.input_forms
         if isinstance(self.feed_forward, MixtureOfExperts):

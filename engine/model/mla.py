@@ -14,6 +14,7 @@ from engine.model.exchanged_kv import exchange_kv
 from engine.model.expanded_attention import ExpandedRows
 from engine.model.expanded_form import ExpandedForm
 from engine.model.expansion import make_expansion
+from engine.model.formats.plain import PlainLinear
 from engine.model.indexed_rows import IndexedRows
 from engine.model.indexer import Indexer
 from engine.model.masked_rows import MaskedRows
@@ -69,6 +70,8 @@ class Attention:
         self._input = allocate.linear(LinearKind.INPUT, hidden, (self._input_width, config.latent_dim))
         self._query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
         self._query = allocate.linear(LinearKind.QUERY, config.q_lora_rank, (queries,)) if config.q_lora_rank else None
+        # The weight of these, if nothing else reads the input and it is multiplied as it is.
+        self.input_weight = self._input.weight if isinstance(self._input, PlainLinear) and not indexed else None
         self._latent_norm = allocate(latent)
         self._expansion = make_expansion(config, heads, allocate)
         self._indexer = Indexer(config, index, allocate) if indexed else None
@@ -116,7 +119,9 @@ class Attention:
 
     def forward(self, hidden: Normalized, context: ForwardContext) -> torch.Tensor:
         """hidden: [tokens, hidden]. Writes the tokens' latents, returns [tokens, hidden]."""
-        projected = self._input.forward(hidden.in_form(self._input.input_form), context.workspace)
+        projected = hidden.product
+        if projected is None:
+            projected = self._input.forward(hidden.in_form(self._input.input_form), context.workspace)
         attended = self._attended_at_once(projected, context)
         if attended is not None:
             return self._output.forward(self._expanded_values(attended), context.workspace)

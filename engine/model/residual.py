@@ -13,6 +13,7 @@ from kernels.norm import (
     Delta,
     add_rms_norm,
     add_rms_norm_and_logits,
+    add_rms_norm_and_multiply,
     add_rms_norm_in_both_forms,
     add_rms_norm_quantized,
 )
@@ -40,10 +41,13 @@ class Residual(Protocol):
         """The delta that stands for these parts: their sum, unless `add` makes that."""
         ...
 
-    def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+    def add(
+        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: torch.Tensor | None = None
+    ) -> Normalized:
         """Add to the rows. Returns all tokens normalized, [tokens, hidden], in the forms that the next layer reads.
 
-        weight: [hidden], of the norm.
+        weight: [hidden], of the norm. matrix: all that the next layer does with them is to multiply them by it, so that
+        their product alone may be returned; None if that is not all.
         """
         ...
 
@@ -88,9 +92,11 @@ class DividedResidual:
     def delta(self, parts: torch.Tensor) -> torch.Tensor:
         return self._group.sum(parts)
 
-    def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+    def add(
+        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: torch.Tensor | None = None
+    ) -> Normalized:
         if not self._group.divides:
-            return self._add_own(delta, weight, forms)
+            return self._multiplied(delta, weight, matrix) or self._add_own(delta, weight, forms)
         if isinstance(delta, torch.Tensor):
             made = self._exchanged(delta, weight, forms, sums=None, gathers=True)
             if made:
@@ -128,6 +134,15 @@ class DividedResidual:
             return add_rms_norm(delta, self._rows, weight, self._epsilon)
         return add_rms_norm(delta[tokens], self._rows[tokens], weight, self._epsilon)
 
+    def _multiplied(self, delta: Delta, weight: torch.Tensor, matrix: torch.Tensor | None) -> Normalized | None:
+        if matrix is None:
+            return None
+        made = add_rms_norm_and_multiply(delta, self._rows, weight, self._epsilon, matrix)
+        if made is None:
+            return None
+        self._rows, product = made
+        return Normalized(None, None, product=product)
+
     def _add_own(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
         return _add(delta, self._rows, weight, self._epsilon, forms)
 
@@ -163,7 +178,9 @@ class EverywhereResidual:
     def delta(self, parts: torch.Tensor) -> torch.Tensor:
         return parts
 
-    def add(self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm]) -> Normalized:
+    def add(
+        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: torch.Tensor | None = None
+    ) -> Normalized:
         return self._added(delta, self._rows, weight, forms)
 
     add_parts = add

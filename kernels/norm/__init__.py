@@ -90,6 +90,24 @@ def add_rms_norm_and_logits(
     return few_rows.add_rms_norm_and_logits(delta, residual, weight, epsilon, gate, quantizes=quantizes, powers=powers)
 
 
+def add_rms_norm_and_multiply(
+    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, matrix: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`add_rms_norm` and `kernels.linear.linear` of the result by a matrix, [outputs, width] contiguous.
+
+    Leaves the residual as it is; returns another one and the product, [rows, outputs]. None where no kernel does both:
+    only for one bfloat16 row on Hopper.
+    """
+    if not residual.is_cuda:
+        return None
+    # Imported here: a machine without a GPU may lack Triton.
+    from kernels.norm import multiplied
+
+    if not multiplied.takes(delta, residual, matrix):
+        return None
+    return multiplied.add_rms_norm_and_multiply(delta, residual, weight, epsilon, matrix)
+
+
 def _add_rms_norm(
     delta: Delta,
     residual: torch.Tensor,

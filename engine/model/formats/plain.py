@@ -36,17 +36,17 @@ class PlainLinear:
 
     def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor) -> None:
         self._parts = parts
-        self._weight = new(sum(parts), inputs)
+        self.weight = new(sum(parts), inputs)
 
     def parameters(self, *names: str) -> NamedParameters:
-        yield from linear_parameters([LinearTensor("weight", self._weight)], names, self._parts)
+        yield from linear_parameters([LinearTensor("weight", self.weight)], names, self._parts)
 
     def finish(self) -> None:
         """Nothing to do: the weight is multiplied as it is published."""
 
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        return linear(x, self._weight)
+        return linear(x, self.weight)
 
 
 class PlainExperts:
