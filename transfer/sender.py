@@ -173,7 +173,8 @@ class Sender:
         announced = False
         for send in self._sends:
             if send.announcement is None:
-                transport = self._transport.transport_name(send.address)
+                from_host = send.outgoing.to_store or not self._memory.is_on_gpu
+                transport = self._transport.transport_name(send.address, from_host)
                 # UCX chooses the transport with the first message to a peer, and may not tell until that message has
                 # arrived.
                 arrived = send.transmission.completed and send.transmission.error() is None

@@ -52,9 +52,9 @@ class Transport(Protocol):
         """False once the peer is known to be gone."""
         ...
 
-    def transport_name(self, address: bytes) -> str | None:
+    def transport_name(self, address: bytes, from_host: bool) -> str | None:
         """Name of the UCX transport that carries segments there, e.g. "tcp"; None until the first message has
-        arrived.
+        arrived. from_host: whether they lie in host memory, and not on a GPU.
         """
         ...
 

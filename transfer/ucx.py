@@ -94,9 +94,9 @@ class UcxTransport:
         endpoint = self._endpoints.get(address)
         return endpoint is None or endpoint.alive
 
-    def transport_name(self, address: bytes) -> str | None:
+    def transport_name(self, address: bytes, from_host: bool) -> str | None:
         endpoint = self._endpoints.get(address)
-        return endpoint.transport_name() if endpoint is not None else None
+        return endpoint.transport_name(from_host) if endpoint is not None else None
 
     def disconnect(self, address: bytes) -> None:
         endpoint = self._endpoints.pop(address, None)

@@ -70,15 +70,17 @@ class UcxEndpoint:
         if self._transport_name is None:
             self.first_requests.append(request)
 
-    def transport_name(self) -> str | None:
+    def transport_name(self, from_host: bool) -> str | None:
+        """See `transport.Transport`. The same for all segments to this peer."""
         if self._transport_name is None and self.alive and any(request.completed for request in self.first_requests):
-            self._transport_name = transport_in(_describe_endpoint(self.handle.handle))
+            self._transport_name = transport_in(_describe_endpoint(self.handle.handle), from_host)
             self.first_requests = []
         return self._transport_name
 
 
-def transport_in(description: str) -> str:
-    """The transport that UCX chose for its largest tagged messages, read from `ucp_ep_print_info`'s tables.
+def transport_in(description: str, from_host: bool) -> str:
+    """The transport that UCX chose for its largest tagged messages, read from `ucp_ep_print_info`'s tables. A process
+    with a GPU has tables for both kinds of memory.
 
     A row is `| 8K..inf | rendezvous fragmented copy-in copy-out | sysv/memory |`, under a heading that names the
     operation and the kind of memory. Several lanes are joined: "cma+tcp".
@@ -87,8 +89,7 @@ def transport_in(description: str) -> str:
     for heading, row in _largest_messages(description):
         names = dict.fromkeys(re.findall(r"(\w+)/", row.rsplit("|", 2)[1]))
         chosen["host memory" in heading] = "+".join(names)
-    # In a process with a GPU there are tables for both kinds of memory, and its segments lie on the GPU.
-    return chosen.get(False) or chosen.get(True) or "unknown"
+    return chosen.get(from_host) or chosen.get(not from_host) or "unknown"
 
 
 def _largest_messages(description: str) -> Iterator[tuple[str, str]]:

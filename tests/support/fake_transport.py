@@ -69,7 +69,7 @@ class FakeTransport:
     def is_reachable(self, address: bytes) -> bool:
         return self.reachable
 
-    def transport_name(self, address: bytes) -> str | None:
+    def transport_name(self, address: bytes, from_host: bool) -> str | None:
         return self.name
 
     def disconnect(self, address: bytes) -> None:
