@@ -30,8 +30,9 @@ GROUPS = {
     "attention": r"^selected|mla|flash|splitkv|attend|^_?decode|^_join$|^combine$|^quantize_blocks$",
     "experts": r"w4a8|nvfp4|sorted_rows|_chosen_experts|_of_groups|_masked|_contiguous"
     r"|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
-    "linear layers": r"fp8_gemm|few_rows|many_rows|_dense",
-    "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv|_absorb|_expand_(values|pieces)|_multiply_groups",
+    "linear layers": r"fp8_gemm|few_rows|many_rows|_one_row|_dense",
+    "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv|_absorb|_expand_(values|pieces)"
+    r"|_multiply_groups|_and_multiply",
     "norms, rotation, quantization": r"norm|quantize|swiglu|_rotate",
     "gate and permutation": r"gate|_logits|_place|_copy_rows|_combine|_count|scatter|gather",
     "copies": r"[Mm]em(cpy|set)|Cat",
