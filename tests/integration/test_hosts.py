@@ -5,7 +5,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 
 from engine.oracle.tokens import oracle_tokens
 from launcher.plan import ServiceSpec
+from mesh.background import background
 from mesh.ports import free_port
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.mesh_requests import assert_right, prompt_of, received_bytes, tokens_of, until_stored
@@ -213,7 +214,8 @@ async def test_a_model_goes_on_with_the_weights_of_other_hosts(hosts: int, first
 
 
 async def test_a_model_goes_on_without_a_lost_host(tmp_path: Path) -> None:
-    settings = ("decode.engine.parallel.least_hosts=3", "decode.engine.parallel.missing_host_seconds=0.5")
+    # In this time a host that waits is back, which asks every second.
+    settings = ("decode.engine.parallel.least_hosts=3", "decode.engine.parallel.missing_host_seconds=10")
     async with model_mesh(tiny_checkpoint(tmp_path), partial(on_hosts, hosts=4), settings) as mesh:
         struck = await Struck.of(mesh, 4)
         struck.hosts[1].service.suspend()
@@ -230,6 +232,27 @@ async def test_a_model_goes_on_without_a_lost_host(tmp_path: Path) -> None:
         [worker] = await mesh.workers()
         assert len(worker.ranks) == 4
     sys.stdout.write(f"\n4 hosts, host 1 stopped: the others serve again after {seconds:.1f} s\n")
+
+
+async def test_a_model_goes_on_without_a_host_whose_ranks_end(tmp_path: Path) -> None:
+    settings = ("decode.engine.parallel.least_hosts=3", "decode.engine.parallel.missing_host_seconds=120")
+    async with model_mesh(tiny_checkpoint(tmp_path), partial(on_hosts, hosts=4), settings) as mesh:
+        struck = await Struck.of(mesh, 4)
+        async with background(end_ranks(mesh, SECOND)):
+            seconds = await struck.serves_again(mesh)
+        [worker] = await mesh.workers()
+        assert len(worker.ranks) == 3
+    sys.stdout.write(f"\n4 hosts, ranks of host 1 never start: the others serve again after {seconds:.1f} s\n")
+
+
+async def end_ranks(mesh: ProcessMesh, service: str) -> None:
+    """Kill whatever ranks a service starts."""
+    while True:
+        # It may be starting again, or a rank may have ended.
+        with suppress(KeyError, psutil.NoSuchProcess):
+            for rank in psutil.Process(mesh.supervisor.process_ids[service]).children():
+                rank.kill()
+        await asyncio.sleep(0.05)
 
 
 @pytest.mark.skipif(why_no_network() is not None, reason=f"{why_no_network()}")

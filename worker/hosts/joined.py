@@ -55,6 +55,11 @@ class JoinedHosts:
         self._changed = asyncio.Event()
         # Set once it is known with which hosts the worker forms.
         self._formed = asyncio.Event()
+        # Whether a host's ranks did not start.
+        self._failed = False
+        # Hosts whose ranks do not start, and those that were lost meanwhile, as may happen once.
+        self._left_out: set[int] = set()
+        self._lost_once: set[int] = set()
         self._group: HostGroup | None = None
         self._carrying: asyncio.Task[None] | None = None
 
@@ -81,7 +86,7 @@ class JoinedHosts:
             raise ConfigError(f"host {number} is configured otherwise than the worker's first host: {other}")
         if number in self._hosts:
             raise WorkerDraining(f"host {number} of this worker has joined before")
-        if self._formed.is_set():
+        if self._formed.is_set() or number in self._left_out:
             raise WorkerDraining(f"this worker serves without host {number}: start its first host again to take it in")
         first = number * self.ranks_a_host
         return range(first, first + self.ranks_a_host)
@@ -90,14 +95,14 @@ class JoinedHosts:
         self._hosts[host.number] = host
         fields = {"host": host.number, "missing": self._count_missing()}
         _log.info("a host has joined", extra={"fields": fields})
-        if not self._missing:
+        if self._left_out.issuperset(self._missing):
             self._formed.set()
         self._changed.set()
 
     def left(self, host: JoinedHost) -> None:
         """The host has left, and its ranks are lost. If the worker has not formed yet, it may join again."""
         host.lost()
-        if not self._formed.is_set():
+        if not self._formed.is_set() and self._hosts.get(host.number) is host:
             del self._hosts[host.number]
             self._count_missing()
 
@@ -127,6 +132,30 @@ class JoinedHosts:
             return host.number, self._engine.parallel.hosts
         await self._formed.wait()
         return sorted((0, *self._hosts)).index(host.number), len(self._hosts) + 1
+
+    def not_started(self, rank: int) -> None:
+        """Called first if a rank did not start. rank: its place in `ranks`."""
+        if self._engine.parallel.least_hosts is None:
+            return
+        self._failed = True
+        number = self.number_of(1 + rank // self.ranks_a_host)
+        if not self.ranks[rank].is_lost or number in self._lost_once:
+            self._left_out.add(number)
+        self._lost_once.add(number)
+        # Before their ranks are ended: they keep these.
+        self.dismiss()
+
+    def begin_again(self) -> bool:
+        """After ranks did not start: wait for all hosts again, except those whose ranks did not. Returns whether the
+        worker may form so: not if too few hosts are left, or if it was a rank of this host.
+        """
+        parallel = self._engine.parallel
+        if not self._failed or parallel.hosts - len(self._left_out) < (parallel.least_hosts or 0):
+            return False
+        self.close()
+        self._hosts, self._failed = {}, False
+        self._formed.clear()
+        return True
 
     def number_of(self, place: int) -> int:
         """The number of the host that has this place."""
@@ -192,6 +221,7 @@ class JoinedHosts:
             self._carrying.cancel()
         if self._group is not None:
             self._group.close()
+            self._group = None
 
     def _carry_for(self, group: HostGroup) -> None:
         self._group = group

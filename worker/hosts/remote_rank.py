@@ -13,6 +13,7 @@ class RemoteRank:
 
     Attributes:
         reader: the rank's output. It raises EngineFailed if the rank is lost with its host.
+        is_lost: whether it was.
     """
 
     def __init__(self, write: Callable[[bytes], None], kill: Callable[[], None]) -> None:
@@ -20,6 +21,7 @@ class RemoteRank:
         self.write = write
         self._kill = kill
         self.reader = asyncio.StreamReader(RECEIVE_BYTES)
+        self.is_lost = False
         self._pulse: Pulse | None = None
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -59,5 +61,6 @@ class RemoteRank:
     def lost(self, error: EngineFailed) -> None:
         """Its host's service is gone, and the rank with it."""
         if not self._status.done():
+            self.is_lost = True
             self.reader.set_exception(error)
             self._status.set_result(-9)

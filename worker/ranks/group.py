@@ -14,7 +14,7 @@ from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNew
 from mesh.config import ObserveConfig
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
-from mesh.errors import EngineFailed
+from mesh.errors import EngineFailed, MeshError
 from mesh.exit_status import describe_status
 from mesh.rank_choice import choose_rank
 from transfer.block_macs import Authorship
@@ -140,6 +140,10 @@ class RankGroup:
             group = cls(await asyncio.gather(*starts), Layout.of(config.parallel).tp, hosts)
             started = True
             return group
+        except MeshError:
+            if hosts is not None:
+                _tell_failed(starts, len(own), hosts)
+            raise
         finally:
             if not started:
                 await _undo(starts)
@@ -293,6 +297,13 @@ def _name(rank: int, config: EngineConfig, hosts: JoinedHosts | None) -> str:
         return "the engine process"
     name = f"rank {rank} of {parallel.world}"
     return name if hosts is None else f"{name} (host {hosts.number_of(rank // parallel.ranks_a_host)})"
+
+
+def _tell_failed(starts: Sequence[asyncio.Task[RankClient]], own: int, hosts: JoinedHosts) -> None:
+    """Tell which rank of another host did not start. own: how many of `starts` are of this host."""
+    failed = next(rank for rank, each in enumerate(starts) if each.done() and each.exception() is not None)
+    if failed >= own:
+        hosts.not_started(failed - own)
 
 
 async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:

@@ -20,7 +20,7 @@ from mesh import metrics
 from mesh.background import background
 from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity, WorkerLoad, WorkerRole
-from mesh.errors import EngineFailed, WorkerDraining
+from mesh.errors import EngineFailed, MeshError, WorkerDraining
 from mesh.start_times import process_seconds
 from transfer.events import PushEnded
 from worker.config import WorkerConfig
@@ -109,13 +109,19 @@ class RankHost:
         """
         service_seconds = _seconds_since_begin(handover)
         others = hosts if config.engine.parallel.hosts > 1 else None
-        if others is not None:
-            config = on_hosts(config, await others.wait())
-        told = config.rank_engine, config.observe, config.authorship(endpoint)
-        if handover is not None and handover.kept is not None:
-            group = await RankGroup.adopt(handover.kept, *told, others)
-        else:
-            group = await RankGroup.start(*told, others)
+        kept, group, whole = None if handover is None else handover.kept, None, config
+        while group is None:
+            if others is not None:
+                config = on_hosts(whole, await others.wait())
+            told = config.rank_engine, config.observe, config.authorship(endpoint)
+            try:
+                group = await (RankGroup.start(*told, others) if kept is None else RankGroup.adopt(kept, *told, others))
+            except MeshError as error:
+                if others is None or not others.begin_again():
+                    raise
+                _log.warning("a host did not start: the worker begins again", extra={"fields": {"cause": str(error)}})
+                # They have ended.
+                kept = None
         seconds = _seconds_since_begin(handover)
         _log_start({"service": service_seconds, **group.ready.start_seconds, "all": seconds})
         if handover is not None:

@@ -5,18 +5,27 @@ import logging
 from pathlib import Path
 
 import pytest
+from deepmesh.internal.v1 import hosts_pb2_grpc
 
 from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from mesh import metrics
+from mesh.channel import Channels
+from mesh.domain.workers import WorkerRole
+from tests.support.addresses import NOWHERE
 from tests.support.engines import VOCABULARY, prompt_of
 from tests.support.metric_values import value_of
 from tests.support.running_group import submit_to
 from tests.support.two_hosts import TwoHosts, first_host, join, worker_config
 from tests.support.waiting import eventually
 from worker.config import WorkerConfig
+from worker.hosts import wire
+from worker.hosts.comparison import own_version
 from worker.hosts.fewer import on_hosts
+from worker.hosts.first_host_link import FirstHostLink
+from worker.hosts.joined import JoinedHosts
 from worker.ranks.group import RankGroup
+from worker.ranks.host import RankHost
 
 
 def three_hosts(seconds: float = 0.05, port: int = 0) -> WorkerConfig:
@@ -47,6 +56,37 @@ async def test_hosts_that_are_there_serve_without_the_others(caplog: pytest.LogC
         await asyncio.gather(late, hosts.running, return_exceptions=True)
     for key, prompt in zip(keys, prompts, strict=True):
         assert hosts.transcript.token_ids[key] == oracle_tokens(prompt, 20, VOCABULARY)
+
+
+async def test_a_host_whose_ranks_do_not_start_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    config, prompt = three_hosts(seconds=60), prompt_of(100, seed=1)
+    async with first_host(config) as (servicer, server):
+        other = asyncio.create_task(join(config, server, number=2))
+        async with Channels().open(server.endpoint) as channel:
+            assert config.worker_id is not None
+            joining = wire.join(config.worker_id, 1, config.engine.model_dump_json().encode(), own_version())
+            broken = FirstHostLink(hosts_pb2_grpc.HostsServiceStub(channel), joining)
+            starting = asyncio.create_task(start(config, servicer.hosts))
+            await broken.joined()
+            await broken.ended(1, 1)
+            host = await starting
+            broken.close()
+        assert "a host did not start: the worker begins again" in caplog.text
+        hosts = TwoHosts(host.ranks, other)
+        key = submit_to(hosts.group, prompt, 20)
+        await eventually(lambda: len(hosts.transcript.ends) == 1)
+        hosts.running.cancel()
+        await host.close()
+        await other
+        servicer.hosts.close()
+        await asyncio.gather(hosts.running, return_exceptions=True)
+    assert [each.name for each in hosts.group.processes] == ["rank 0 of 2 (host 0)", "rank 1 of 2 (host 2)"]
+    assert hosts.transcript.token_ids[key] == oracle_tokens(prompt, 20, VOCABULARY)
+
+
+async def start(config: WorkerConfig, hosts: JoinedHosts) -> RankHost:
+    return await RankHost.start(config, WorkerRole.DECODE, NOWHERE, Channels(), hosts=hosts)
 
 
 async def test_too_few_hosts_wait_for_another() -> None:
