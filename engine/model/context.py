@@ -145,11 +145,6 @@ class ForwardContext:
     # captured.
     cut: Cut | None = None
 
-    @property
-    def selects(self) -> bool:
-        """Whether any token attends to what indexers select."""
-        return bool(self.indexed or self.masked)
-
     def in_latents(self) -> list[AbsorbedRows | IndexedRows]:
         """The rows that attend in the absorbed form."""
         return [*self.absorbed, *self.indexed]

@@ -1,10 +1,11 @@
 """The lightning indexer: which tokens a layer's queries attend to (DeepSeek-V3.2, 2025, section 2.1)."""
 
 from collections.abc import Set
+from dataclasses import dataclass
 
 import torch
 
-from engine.model.activations import Activations, InputForm, Normalized, in_form
+from engine.model.activations import Activations, InputForm, Normalized
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
@@ -12,11 +13,22 @@ from engine.model.indexed_rows import IndexedRows
 from engine.model.masked_rows import MaskedRows
 from engine.model.parameters import NamedParameters, whole
 from engine.model.quantization import LinearKind
+from kernels.act_quant.quantized import SCALE_ALIGNMENT
 from kernels.index_keys import IndexQueries, make_queries, write_keys
 from kernels.index_scores import index_scores
 from kernels.linear import multiply_in_shares
 from kernels.mla_prefill import empty_mask, write_mask
 from kernels.top_tokens import top_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class QueryInputs:
+    """What an indexer makes the queries of a batch's tokens of."""
+
+    # [tokens, q_lora_rank], attention's compressed queries, normalized, in `query_form`.
+    compressed: Activations
+    # [shares, tokens, heads]: of `weigh`.
+    weights: torch.Tensor
 
 
 class Indexer:
@@ -55,35 +67,39 @@ class Indexer:
         rest = context.rotations, context.slots, self._pool(context)
         write_keys(keys, self._key_norm, self._key_bias, *rest, interleaved=self.config.interleaved)
 
-    def queries(self, hidden: Normalized, compressed: Activations, context: ForwardContext) -> IndexQueries:
-        """The tokens' queries. hidden: as above; compressed: attention's compressed queries, normalized, [tokens,
-        q_lora_rank], plain or in `query_form`.
-        """
-        queries = self._query.forward(in_form(compressed, self.query_form), context.workspace)
-        return make_queries(
-            queries.unflatten(1, (self.config.heads, -1)),
-            multiply_in_shares(hidden.unquantized(), self._weights),
-            context.rotations,
+    def weigh(self, hidden: Normalized) -> torch.Tensor:
+        """How much heads count, as `make_queries` takes it. hidden: [tokens, hidden]."""
+        return multiply_in_shares(hidden.unquantized(), self._weights)
+
+    def select(self, rows: IndexedRows, tokens: QueryInputs, context: ForwardContext) -> torch.Tensor:
+        """The tokens that these rows attend to, [queries, top_k] int32. tokens: all of the batch."""
+        scores = index_scores(self._queries(rows, tokens, context), self._pool(context), rows.plan)
+        return top_tokens(scores, rows.seen, self.config.top_k)
+
+    def mask(self, rows: MaskedRows, tokens: QueryInputs, context: ForwardContext) -> torch.Tensor:
+        """As `select`, as a mask of the rows' keys for `mla_prefill`."""
+        plan = rows.row.plan
+        mask = empty_mask(plan.queries, plan.keys, context.rotations.device)
+        for part in rows.parts:
+            own = slice(part.first - rows.first, part.stop - rows.first)
+            write_mask(self.select(part, tokens, context), mask[:, own])
+        return mask
+
+    def _queries(self, rows: IndexedRows, tokens: QueryInputs, context: ForwardContext) -> IndexQueries:
+        # Quantized rows are taken from a multiple of this on.
+        before = rows.first % SCALE_ALIGNMENT
+        own = slice(rows.first - before, rows.stop)
+        projected = self._query.forward(tokens.compressed[own], context.workspace)
+        made = make_queries(
+            projected.unflatten(1, (self.config.heads, -1)),
+            tokens.weights[:, own].contiguous(),
+            context.rotations[own],
             self._pool(context),
             # The published scores are scaled by the root of the width, and their weights by that of the heads' number.
             factor=(self.config.width * self.config.heads) ** -0.5,
             interleaved=self.config.interleaved,
         )
-
-    def select(self, rows: IndexedRows, queries: IndexQueries, context: ForwardContext) -> torch.Tensor:
-        """The tokens that these rows attend to, [queries, top_k] int32. queries: of all tokens of the batch."""
-        own = slice(rows.first, rows.stop)
-        of_rows = IndexQueries(queries.values[own], queries.weights[own])
-        return top_tokens(index_scores(of_rows, self._pool(context), rows.plan), rows.seen, self.config.top_k)
-
-    def mask(self, rows: MaskedRows, queries: IndexQueries, context: ForwardContext) -> torch.Tensor:
-        """As `select`, as a mask of the rows' keys for `mla_prefill`."""
-        plan = rows.row.plan
-        mask = empty_mask(plan.queries, plan.keys, queries.values.device)
-        for part in rows.parts:
-            own = slice(part.first - rows.first, part.stop - rows.first)
-            write_mask(self.select(part, queries, context), mask[:, own])
-        return mask
+        return IndexQueries(made.values[before:], made.weights[before:])
 
     def _pool(self, context: ForwardContext) -> torch.Tensor:
         assert context.index_pool is not None

@@ -16,13 +16,12 @@ from engine.model.expanded_form import ExpandedForm
 from engine.model.expansion import make_expansion
 from engine.model.formats.plain import PlainLinear
 from engine.model.indexed_rows import IndexedRows
-from engine.model.indexer import Indexer
+from engine.model.indexer import Indexer, QueryInputs
 from engine.model.masked_rows import MaskedRows
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
 from engine.model.sparse_attention import SparseRow
 from kernels.act_quant import Quantized, empty_quantized, quantize_into
-from kernels.index_keys import IndexQueries
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
 from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized, write_and_absorb
@@ -39,15 +38,10 @@ class Projected(NamedTuple):
     query: torch.Tensor
     # [tokens, latent + rope]: normalized latents and rotated keys.
     latents: torch.Tensor
-    # As `IndexQueries` has them; None if the layer has no indexer.
-    index_values: torch.Tensor | None = None
+    # As `QueryInputs` has them, the scales if compressed queries are quantized; None if the layer has no indexer.
     index_weights: torch.Tensor | None = None
-
-    @property
-    def index_queries(self) -> IndexQueries | None:
-        if self.index_values is None or self.index_weights is None:
-            return None
-        return IndexQueries(self.index_values, self.index_weights)
+    compressed: torch.Tensor | None = None
+    compressed_scales: torch.Tensor | None = None
 
 
 class Attention:
@@ -129,10 +123,12 @@ class Attention:
         inputs = Projected(self._queries(compressed, context), projected[:, self._input_width :])
         if self._indexer is not None:
             self._indexer.write_keys(hidden, context)
-            # A captured piece is run for contexts of either kind.
-            if context.selects or context.cut is not None:
-                index = self._indexer.queries(hidden, compressed, context)
-                inputs = inputs._replace(index_values=index.values, index_weights=index.weights)
+            compressed = in_form(compressed, self._indexer.query_form)
+            inputs = inputs._replace(index_weights=self._indexer.weigh(hidden))
+            if isinstance(compressed, torch.Tensor):
+                inputs = inputs._replace(compressed=compressed)
+            else:
+                inputs = inputs._replace(compressed=compressed.values, compressed_scales=compressed.scales)
         values = self._values(inputs, context) if context.cut is None else self._cut(context.cut, inputs)
         return self._output.forward(values, context.workspace)
 
@@ -256,9 +252,9 @@ class Attention:
 
     def _selected(self, rows: IndexedRows, inputs: Projected, context: ForwardContext) -> torch.Tensor:
         """Attended latents, [tokens, heads, latent], of rows that attend to selected tokens."""
-        config, own, queries = self.config, slice(rows.first, rows.stop), inputs.index_queries
-        if self._indexer is not None and queries is not None:
-            rows.choice.tokens = self._indexer.select(rows, queries, context)
+        config, own = self.config, slice(rows.first, rows.stop)
+        if self._indexer is not None:
+            rows.choice.tokens = self._indexer.select(rows, self._query_inputs(self._indexer, inputs), context)
         assert rows.choice.tokens is not None, "the first layer has an indexer"
         return mla_selected(
             absorb_query(inputs.query[own], self._absorb_query, context.rotations[own]),
@@ -270,11 +266,16 @@ class Attention:
             kv_scale=context.kv_scale,
         )
 
+    def _query_inputs(self, indexer: Indexer, inputs: Projected) -> QueryInputs:
+        values, scales = inputs.compressed, inputs.compressed_scales
+        assert values is not None and inputs.index_weights is not None
+        found = values if scales is None else Quantized(values, scales, indexer.query_form.powers)
+        return QueryInputs(found, inputs.index_weights)
+
     def _mask(self, rows: MaskedRows, inputs: Projected, context: ForwardContext) -> torch.Tensor:
         """Which keys the rows' queries attend to, as `mla_prefill` takes it."""
-        queries = inputs.index_queries
-        if self._indexer is not None and queries is not None:
-            rows.mask = self._indexer.mask(rows, queries, context)
+        if self._indexer is not None:
+            rows.mask = self._indexer.mask(rows, self._query_inputs(self._indexer, inputs), context)
         assert rows.mask is not None, "the first layer has an indexer"
         return rows.mask
 

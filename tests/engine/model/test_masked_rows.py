@@ -78,9 +78,13 @@ def test_masked_prompts_have_the_logits_of_transformers(
     assert relative_error(our_logits(checkpoint, random_prompt(130), BLOCKS, cuts), expected) < 1e-5
 
 
-def test_quantized_outputs_of_masked_prompts_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    widths = {"index_head_dim": 128, "q_lora_rank": 128}
-    source = tiny_checkpoint(tmp_path, dtype="float8", num_hidden_layers=1, **{**V32, **widths})
+# Queries that select begin at any token.
+@pytest.mark.parametrize("top_k", [V32["index_topk"], V32["index_topk"] - 1])
+def test_quantized_outputs_of_masked_prompts_are_the_same(
+    top_k: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    changes = {"index_head_dim": 128, "q_lora_rank": 128, "index_topk": top_k}
+    source = tiny_checkpoint(tmp_path, dtype="float8", num_hidden_layers=1, **{**V32, **changes})
 
     def compute() -> torch.Tensor:
         return our_logits(source, random_prompt(90), BLOCKS, [90], dtype=torch.bfloat16, weights="quantized")

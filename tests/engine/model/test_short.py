@@ -1,6 +1,6 @@
 """A model over few of its layers launches what the whole model does, so that a start need not run all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.model.context import ForwardContext
 from engine.model.inputs import build_context
-from engine.model.model import Model, one_of_each
+from engine.model.model import Model, OnLayers, one_of_each
 from engine.runner.backend import ModelBackend
+from engine.runner.capture import Pieces
+from engine.runner.prompt_graphs import PromptGraphs
 from tests.support.checkpoints import model_backend, prompt_row, random_prompt, tiny_checkpoint
 from tests.support.family import FAMILY
 
@@ -69,3 +72,40 @@ def test_each_kind_follows_each_that_it_follows(kinds: Sequence[str]) -> None:
     found = [kinds[index] for index in one_of_each(kinds)]
     assert {*pairwise(found)} >= {*pairwise(kinds)}
     assert (found[0], found[-1]) == (kinds[0], kinds[-1])
+
+
+class CaptureOfKnown:
+    """An `engine.runner.capture.Capture` that notes what pieces launch and nothing has launched before."""
+
+    def __init__(self, known: Launches) -> None:
+        self.known = known
+        self.new: set[tuple[object, ...]] = set()
+
+    def in_pieces(self, work: Callable[[Pieces], None]) -> Pieces:
+        known = set(self.known.found)
+        work(self)
+        # Memory that they take is no launch.
+        self.new |= {launch for launch in self.known.found - known if "empty" not in str(launch[0])}
+        return self
+
+    def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
+        pass
+
+    def layer_enqueued(self, layers: int) -> None:
+        pass
+
+    def run(self, context: ForwardContext, on_layers: OnLayers | None) -> None:
+        pass
+
+    def whole(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+
+@pytest.mark.parametrize("overrides", [{}, FAMILY["deepseek-v3.2"]], ids=["dense", "indexers"])
+def test_pieces_capture_what_few_layers_have_launched(overrides: dict[str, Any], tmp_path: Path) -> None:
+    """A kernel that is loaded while a graph is captured would end the capture."""
+    backend = model_backend(tiny_checkpoint(tmp_path, num_hidden_layers=LAYERS, **overrides))
+    with torch.inference_mode(), Launches() as noted:
+        capture = CaptureOfKnown(noted)
+        PromptGraphs(backend.weights, backend.state, [48], capture)
+    assert noted.found and not capture.new
