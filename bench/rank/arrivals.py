@@ -2,7 +2,7 @@
 
 `python -m bench.rank.arrivals [--shape moonlight] [--layers N] [--experts bf16] [--kv bf16|fp8]
 [--lengths 1000/300 4000/300] [--shares 0.8] [--seconds 14] [--warm-up 5] [--steps null auto 2.2]
-[--max-requests 256] [--step-tokens 8192]`
+[--max-requests 256] [--step-tokens 8192] [--captured 1536]`
 
 The engine that serves runs alone, as in `bench.rank`: no gateway, whose messages have several tokens when they are
 many. For each pair of prompt and answer tokens the rank is first kept full, each request that ends being replaced by
@@ -170,6 +170,8 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", default=["null", "auto"], help="values of engine.mixed_step_ms")
     parser.add_argument("--max-requests", type=int, default=256)
     parser.add_argument("--step-tokens", type=int, default=8192)
+    default_tokens = EngineConfig.model_fields["prompt_graph_tokens"].default
+    parser.add_argument("--captured", type=int, default=default_tokens, help="engine.prompt_graph_tokens")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
@@ -182,6 +184,7 @@ def main() -> None:
             **model.settings(Path(scratch)),
             max_requests=given.max_requests,
             max_step_tokens=given.step_tokens,
+            prompt_graph_tokens=given.captured,
             context_tokens=longest + BLOCK_TOKENS,
         )
         resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
