@@ -3,10 +3,11 @@
 `python -m bench.fleet.even_steps [--lengths 1000/300 3500/1000 4000/300] [--shares 0.5 0.8] [--seconds 60]
 [--costs FILE] [--requests 256] [--step-tokens 8192]`
 
-Times are those of a cost file, by default of Moonlight's shape on one H200, which takes 256 requests and steps of 8,192
-tokens. Requests of equal lengths arrive at shares of saturation: the highest rate at which 99% are good with whole
-prompts, which is found first. Good is a first token in 2 s and the others every 50 ms. The first third of the seconds
-does not count.
+Whole prompts are simulated with the steps captured that are so by default, and with those of a light model
+(engine.prompt_graph_tokens), as even steps are. Times are those of a cost file, by default of Moonlight's shape on one
+H200, which takes 256 requests and steps of 8,192 tokens. Requests of equal lengths arrive at shares of saturation: the
+highest rate at which 99% are good with whole prompts, which is found first. Good is a first token in 2 s and the others
+every 50 ms. The first third of the seconds does not count.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -23,6 +25,7 @@ from capacity.shapes import MOONLIGHT
 from engine.config import EngineConfig
 from engine.memory.weight_bytes import BF16
 from engine.model.config import parse_model_config
+from engine.pace.mixed_steps import FEWEST_CAPTURED
 from engine.pace.tails import most_rows
 from loadgen.options import SEARCH_TPOT_MS, SEARCH_TTFT_MS
 from loadgen.summary import Objectives
@@ -40,6 +43,19 @@ PRECISION = 1.03
 
 
 @dataclass(frozen=True)
+class Form:
+    """What is compared. captured: tokens of the largest captured step with prompts; mixed_step_ms: as engine's."""
+
+    name: str
+    captured: int
+    mixed_step_ms: Literal["auto"] | None
+
+
+USUAL = Form("whole", EngineConfig.model_fields["prompt_graph_tokens"].default, None)
+FORMS = (USUAL, Form("whole, captured", FEWEST_CAPTURED, None), Form("even, captured", FEWEST_CAPTURED, "auto"))
+
+
+@dataclass(frozen=True)
 class Rank:
     """One rank that computes prompts and answers. costs: its cost file."""
 
@@ -47,7 +63,7 @@ class Rank:
     max_requests: int
     max_step_tokens: int
 
-    def fleet(self, even: bool, every_token: bool) -> FleetConfig:
+    def fleet(self, form: Form, every_token: bool) -> FleetConfig:
         """Every request finds its blocks: memory is no limit."""
         model = parse_model_config(dict(MOONLIGHT))
         most_tokens = model.max_position_embeddings
@@ -56,9 +72,9 @@ class Rank:
             "max_requests": self.max_requests,
             "max_step_tokens": self.max_step_tokens,
             "captured_rows": most_rows(self.max_requests, self.max_step_tokens),
-            "captured_prompt_tokens": EngineConfig.model_fields["prompt_graph_tokens"].default,
+            "captured_prompt_tokens": form.captured,
             "total_blocks": self.max_requests * (most_tokens // BLOCK_TOKENS + 2),
-            "mixed_step_ms": "auto" if even else None,
+            "mixed_step_ms": form.mixed_step_ms,
         }
         return validate(
             FleetConfig,
@@ -74,7 +90,7 @@ class Rank:
         )
 
 
-def ran(rank: Rank, lengths: Lengths, rate: float, seconds: float, even: bool, every_token: bool = True) -> Result:
+def ran(rank: Rank, lengths: Lengths, rate: float, seconds: float, form: Form, every_token: bool = True) -> Result:
     """rate: arrivals a second, by Poisson's law."""
     workload = {
         "arrivals": {"per_second": rate},
@@ -85,14 +101,14 @@ def ran(rank: Rank, lengths: Lengths, rate: float, seconds: float, even: bool, e
         "max_tokens": lengths.answer,
     }
     objectives = Objectives(SEARCH_TTFT_MS, SEARCH_TPOT_MS)
-    return simulate(rank.fleet(even, every_token), validate(WorkloadConfig, workload, "workload"), objectives)
+    return simulate(rank.fleet(form, every_token), validate(WorkloadConfig, workload, "workload"), objectives)
 
 
 def saturation(rank: Rank, lengths: Lengths, seconds: float) -> float:
-    """The highest rate at which nearly all requests are good with whole prompts."""
+    """The highest rate at which nearly all requests are good with whole prompts, captured as usual."""
 
     def good(rate: float) -> bool:
-        return ran(rank, lengths, rate, seconds, even=False, every_token=False).summary.goodput.share >= GOOD_SHARE
+        return ran(rank, lengths, rate, seconds, USUAL, every_token=False).summary.goodput.share >= GOOD_SHARE
 
     low = 1.0
     while not good(low):
@@ -106,13 +122,13 @@ def saturation(rank: Rank, lengths: Lengths, seconds: float) -> float:
     return low
 
 
-def row(lengths: Lengths, share: float, rate: float, even: bool, result: Result) -> str:
+def row(lengths: Lengths, share: float, rate: float, form: Form, result: Result) -> str:
     """A row of a table in Markdown."""
     done = result.summary
     ttft, tpot, itl = done.ttft_ms, done.tpot_ms, done.itl_ms
     assert ttft is not None and tpot is not None and itl is not None and result.predictions is not None
     return (
-        f"| {lengths} | {share:g} ({rate:.3g}) | {'even' if even else 'whole'} | {itl.p50:.1f}, {itl.p99:.1f} "
+        f"| {lengths} | {share:g} ({rate:.3g}) | {form.name} | {itl.p50:.1f}, {itl.p99:.1f} "
         f"| {itl.p99 / itl.p50:.2f} | {ttft.p50:,.0f}, {ttft.p99:,.0f} | {tpot.p50:.1f} | {done.goodput.share:.1%} "
         f"| {result.predictions.ttft_within_20_percent:.0%} |"
     )
@@ -127,8 +143,8 @@ def rows(rank: Rank, lengths: Sequence[Lengths], shares: Sequence[float], second
     for each in lengths:
         highest = saturation(rank, each, seconds)
         for share in shares:
-            for even in (False, True):
-                yield row(each, share, share * highest, even, ran(rank, each, share * highest, seconds, even))
+            for form in FORMS:
+                yield row(each, share, share * highest, form, ran(rank, each, share * highest, seconds, form))
 
 
 def main() -> None:

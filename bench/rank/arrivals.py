@@ -1,7 +1,7 @@
 """Requests that arrive at one rank: how evenly answers get their tokens, with whole prompts in a step and even steps.
 
 `python -m bench.rank.arrivals [--shape moonlight] [--layers N] [--experts bf16] [--kv bf16|fp8]
-[--lengths 1000/300 4000/300] [--shares 0.8] [--seconds 14] [--warm-up 5] [--steps null auto 2.2]
+[--lengths 1000/300 4000/300] [--shares 0.8 | --rates RATE ...] [--seconds 14] [--warm-up 5] [--steps null auto 2.2]
 [--max-requests 256] [--step-tokens 8192] [--captured 1536]`
 
 The engine that serves runs alone, as in `bench.rank`: no gateway, whose messages have several tokens when they are
@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,7 @@ def main() -> None:
     default = [Lengths(1000, 300), Lengths(4000, 300)]
     parser.add_argument("--lengths", type=Lengths.parse, nargs="+", default=default, metavar="PROMPT/ANSWER")
     parser.add_argument("--shares", type=float, nargs="+", default=[0.8], help="of saturation")
+    parser.add_argument("--rates", type=float, nargs="+", help="a second, one for each of the lengths; no saturation")
     parser.add_argument("--seconds", type=float, default=14.0, help="for which requests come")
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of them that do not count")
     parser.add_argument("--steps", nargs="+", default=["null", "auto"], help="values of engine.mixed_step_ms")
@@ -173,6 +175,8 @@ def main() -> None:
     default_tokens = EngineConfig.model_fields["prompt_graph_tokens"].default
     parser.add_argument("--captured", type=int, default=default_tokens, help="engine.prompt_graph_tokens")
     given = parser.parse_args()
+    if given.rates is not None and len(given.rates) != len(given.lengths):
+        parser.error("--rates has one rate for each of --lengths")
     if not torch.cuda.is_available():
         parser.error("a rank is measured on a CUDA device, and there is none here")
     model = MeasuredModel(
@@ -192,14 +196,16 @@ def main() -> None:
     fill_pool(backend.state)
     console, measured = Console(width=180), list[Arrived]()
     forms = [config.model_copy(update={"mixed_step_ms": _step_ms(each)}) for each in given.steps]
-    for lengths in given.lengths:
-        highest = saturation(forms[0], backend, lengths, FILLING_SECONDS, FULL_SECONDS)
-        console.print(f"{lengths}: {highest:.3g} requests a second while full")
-        for share in given.shares:
-            for form in forms:
-                row = arrive(form, backend, lengths, share * highest, given.seconds, given.warm_up)
-                measured.append(row)
-                console.print(table_of([row], f"at {share:g}"), steps_table(row))
+    for number, lengths in enumerate(given.lengths):
+        if given.rates is None:
+            highest = saturation(forms[0], backend, lengths, FILLING_SECONDS, FULL_SECONDS)
+            console.print(f"{lengths}: {highest:.3g} requests a second while full")
+            rates = [share * highest for share in given.shares]
+        else:
+            rates = [given.rates[number]]
+        for rate, form in product(rates, forms):
+            measured.append(arrive(form, backend, lengths, rate, given.seconds, given.warm_up))
+            console.print(table_of(measured[-1:], "measured"), steps_table(measured[-1]))
     console.print(table_of(measured, f"{model.title}, measured: {backend.speed}"))
 
 

@@ -11,8 +11,12 @@ from mesh.domain.workers import WorkerSpeed
 from mesh.tails import MOST_TOKENS
 
 # "auto": how many times as long as a step without prompts a step with both may take. Then 99% of the tokens come within
-# 2.5 times the median.
-EVEN = 2.2
+# 2.5 times the median. On one rank a step may take longer, so that first tokens come within 1.5 times the time of whole
+# prompts: no other rank's prompts follow each prompt there.
+EVEN, EVEN_ALONE = 2.2, 2.5
+# "auto": one rank has even steps if steps of at least this many tokens are captured. Else smaller chunks take the host
+# about as long to launch as whole prompts, or a CPU, whose decode steps take the longer the more requests there are.
+FEWEST_CAPTURED = 4096
 # "auto": prompts are computed within about this many steps, however long these become: while more prompts come than
 # even steps compute, first tokens would otherwise come ever later.
 MOST_STEPS = 8
@@ -80,7 +84,8 @@ class MixedSteps:
     would not end in time.
 
     Chunks of steps that are captured cost less than those of somewhat larger steps, which the host launches, so the two
-    are measured apart: where no larger chunk would end in time, the step is one that is captured.
+    are measured apart: where no larger chunk would end in time, the step is one that is captured. Up to half of the
+    largest of these the host takes as long to launch it as the device to compute it, so a smaller one is no quicker.
 
     A chunk that all ranks compute together costs less for each token than smaller ones, and is never made smaller than
     `divided_tokens` for the sake of a bound.
@@ -221,7 +226,8 @@ class MixedSteps:
             if not without_ms:
                 # No request has decoded yet, so it is not known how long that takes.
                 return UNBOUNDED
-            step_ms, least = EVEN * without_ms, -(-queued_tokens // MOST_STEPS)
+            step_ms = (EVEN_ALONE if self._divided_tokens is None else EVEN) * without_ms
+            least = -(-queued_tokens // MOST_STEPS)
         alone = self._most_alone(step_ms - without_ms, rows_left, self._captured_tokens - decoding)
         if self._divided_tokens is None:
             return MostTokens(max(alone, least), max(alone, least))
@@ -249,7 +255,7 @@ class MixedSteps:
             chunk = max(chunk, self._worthwhile(self._alone))
         else:
             fits = self._ending_in(room_ms, self._captured if self._captured.token_ms.value else self._alone)
-            chunk = min(max(fits, self._worthwhile(self._captured)), captured_left)
+            chunk = min(max(fits, self._worthwhile(self._captured), self._captured_tokens // 2), captured_left)
         most_rows = min(rows_left, MOST_TOKENS)
         if chunk > most_rows or most_rows < FEWEST_TOKENS:
             return max(chunk, FEWEST_TOKENS)

@@ -8,7 +8,7 @@ from engine.batch import Backend, StepShape
 from engine.config import EngineConfig
 from engine.pace.alignment import Alignment
 from engine.pace.draft_depth import DraftDepth
-from engine.pace.mixed_steps import MixedSteps
+from engine.pace.mixed_steps import FEWEST_CAPTURED, MixedSteps
 from engine.pace.step_meter import NO_PROMPTS, StepMeter
 from engine.pace.tails import Tails
 from engine.pace.turns import Turns
@@ -41,11 +41,13 @@ class Pacing:
         self.meter = StepMeter()
         ranks, divided_tokens = Layout.of(config.parallel).dp, config.parallel.divided_tokens
         self._alignment = Alignment(ranks, config.parallel.prompt_wait_steps)
-        step_ms = config.bounded_step_ms
-        # Without a bound on steps each rank's prompts go on at once.
-        self._turns = Turns(ranks, rank) if divided_tokens and step_ms else None
         # Several ranks' steps differ in their rows: how their costs jump where a step is not captured is not known.
         captured = backend.captured_prompt_tokens if ranks == 1 else 0
+        step_ms = config.bounded_step_ms
+        if step_ms == "auto" and ranks == 1 and captured < FEWEST_CAPTURED:
+            step_ms = None
+        # Without a bound on steps each rank's prompts go on at once.
+        self._turns = Turns(ranks, rank) if divided_tokens and step_ms else None
         self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, ranks, captured)
         self._tails = Tails(backend.captured_rows, backend.draft_layers)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)

@@ -217,8 +217,6 @@ def mixed_step_ms(at: Situation) -> Choice:
     why = "a step with prompts takes as long as it needs: ranks compute no prompt together"
     if at.engine.parallel.divided_tokens is not None:
         why = "99% of tokens within 2.5 times the median, 6.1 without (four H200, simulated)"
-    elif at.layout.world == 1:
-        why = "99% of tokens within 2.3 times the median, 3.0 to 6.1 without (Moonlight on an H200, simulated)"
     return Choice("mixed_step_ms", "auto", why)
 
 

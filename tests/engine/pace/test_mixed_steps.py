@@ -15,6 +15,8 @@ from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.pace.mixed_steps import (
     EVEN,
+    EVEN_ALONE,
+    FEWEST_CAPTURED,
     FEWEST_TOKENS,
     FIRST_TOKENS,
     MOST_STEPS,
@@ -35,6 +37,8 @@ from transfer.config import TransferConfig
 
 # Time of an oracle's step that decodes, and the time that each token of a prompt adds.
 STEP_MS, TOKEN_MS = 10.0, 0.1
+# The same of a light model.
+LIGHT_MS = 0.005
 
 
 def converged(mixed: MixedSteps, seconds: Callable[[int], float], steps: int = 40) -> int:
@@ -177,7 +181,7 @@ def test_even_steps_follow_what_steps_without_prompts_take(
         added_ms = fixed * without_ms
         tokens = converged(mixed, lambda tokens: (without_ms + added_ms + token_ms * tokens) / 1000)  # noqa: B023
         step_ms = without_ms + added_ms + token_ms * tokens
-        even_ms = max(EVEN * without_ms, without_ms + (1 + WORTHWHILE_ALONE) * added_ms)
+        even_ms = max(EVEN_ALONE * without_ms, without_ms + (1 + WORTHWHILE_ALONE) * added_ms)
         assert step_ms == pytest.approx(even_ms, rel=0.15) or tokens == FEWEST_TOKENS
 
 
@@ -203,19 +207,21 @@ def test_steps_that_are_captured_are_measured_apart() -> None:
 def test_a_large_step_is_launched_where_it_ends_in_time() -> None:
     speed = WorkerSpeed(40.0, 8.0, PromptPace(100_000.0))
     mixed = MixedSteps("auto", speed=speed, captured_tokens=1536)
-    assert converged(mixed, lambda tokens: (40 + max(0.01 * tokens, 5)) / 1000) == pytest.approx(4800, rel=0.02)
+    assert converged(mixed, lambda tokens: (40 + max(0.01 * tokens, 5)) / 1000) == pytest.approx(
+        (EVEN_ALONE - 1) * 4000, rel=0.02
+    )
 
 
 def test_even_steps_are_known_before_the_first() -> None:
     speed = WorkerSpeed(20.0, 8.0, PromptPace(10_000.0))
-    assert MixedSteps("auto", speed=speed).most_prompt_tokens(0).all == pytest.approx((EVEN - 1) * 200, abs=1)
+    assert MixedSteps("auto", speed=speed).most_prompt_tokens(0).all == pytest.approx((EVEN_ALONE - 1) * 200, abs=1)
     assert MixedSteps("auto").most_prompt_tokens(0) == UNBOUNDED
 
 
 def test_steps_grow_while_many_prompts_wait() -> None:
     mixed = MixedSteps("auto", speed=WorkerSpeed(20.0, 8.0, PromptPace(10_000.0)))
     few, many = (mixed.most_prompt_tokens(0, queued).all for queued in (1000, 100_000))
-    assert few == pytest.approx((EVEN - 1) * 200, abs=1) and many == 100_000 // MOST_STEPS
+    assert few == pytest.approx((EVEN_ALONE - 1) * 200, abs=1) and many == 100_000 // MOST_STEPS
 
 
 def divided_or_alone(tokens: int) -> float:
@@ -374,34 +380,50 @@ def test_steps_are_even_where_prompts_allow_it(parallel: dict[str, Any], even: b
     assert config.model_copy(update={"prompt_share": 0.5}).bounded_step_ms is None
 
 
-def test_even_steps_are_as_long_as_answers_take() -> None:
-    whole, even = (decoding_during_a_prompt(500, max_step_tokens=2048, mixed_step_ms=each) for each in (None, "auto"))
-    assert max(whole.gaps_ms) > 50
-    assert max(even.gaps_ms) == pytest.approx(EVEN * STEP_MS, rel=0.1)
-
-
-def even_engine(**settings: Any) -> Engine:
-    """An engine of even steps, whose request 0 decodes and has two tokens left."""
+def even_engine(captured: int = FEWEST_CAPTURED, **settings: Any) -> tuple[Engine, SleepingClock]:
+    """An engine whose prompts take LIGHT_MS a token, and whose request 0 decodes."""
     clock = SleepingClock()
-    oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / TOKEN_MS}
-    config = oracle_config(total_blocks=400, max_step_tokens=2048, mixed_step_ms="auto", oracle=oracle, **settings)
-    engine = Engine(config, OracleBackend(config, clock, clock.sleep), clock)
+    oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / LIGHT_MS}
+    config = oracle_config(total_blocks=400, max_step_tokens=8192, mixed_step_ms="auto", oracle=oracle, **settings)
+    backend = OracleBackend(config, clock, clock.sleep)
+    backend.captured_prompt_tokens = captured
+    engine = Engine(config, backend, clock)
     engine.submit(submit_of(0, prompt_of(10), 20))
-    for _ in range(18):
+    for _ in range(10):
         engine.step()
-    return engine
+    return engine, clock
+
+
+@pytest.mark.parametrize(("captured", "even"), [(FEWEST_CAPTURED, True), (FEWEST_CAPTURED - 1, False), (0, False)])
+def test_one_rank_has_even_steps_if_enough_is_captured(captured: int, even: bool) -> None:
+    engine, clock = even_engine(captured)
+    engine.submit(submit_of(1, prompt_of(8000, seed=1), 2))
+    before = clock.now
+    engine.step()
+    step_ms = EVEN_ALONE * STEP_MS if even else STEP_MS + 8000 * LIGHT_MS
+    assert 1000 * (clock.now - before) == pytest.approx(step_ms, rel=0.01)
+
+
+def test_no_chunk_is_smaller_than_what_a_host_launches() -> None:
+    """A step of few tokens would take the host as long."""
+    speed = WorkerSpeed(12.0, 8.0, PromptPace(50_000.0))
+    mixed = MixedSteps("auto", speed=speed, captured_tokens=4096)
+    assert mixed.most_prompt_tokens(0, decoding=100).all == 2048
+    assert mixed.most_prompt_tokens(0, decoding=3000).all == 1096
 
 
 def test_a_rank_reports_how_many_prompt_tokens_it_takes() -> None:
-    assert even_engine().load().even_step_tokens == pytest.approx((EVEN - 1) * STEP_MS / TOKEN_MS, rel=0.1)
-    assert even_engine(parallel=ParallelConfig(dp=2)).load().even_step_tokens is None
+    reported = even_engine()[0].load().even_step_tokens
+    assert reported == pytest.approx((EVEN_ALONE - 1) * STEP_MS / LIGHT_MS, rel=0.1)
+    assert even_engine(0)[0].load().even_step_tokens is None
+    assert even_engine(parallel=ParallelConfig(dp=2))[0].load().even_step_tokens is None
 
 
 def test_a_prompt_takes_whole_steps_once_answers_have_ended() -> None:
-    engine, transcript = even_engine(), Transcript()
+    (engine, _), transcript = even_engine(), Transcript()
     while engine.has_work():
         transcript.record_rest(engine.step())
-    engine.submit(submit_of(1, prompt_of(2000, seed=1), 1))
+    engine.submit(submit_of(1, prompt_of(8000, seed=1), 1))
     engine.step()
     assert engine.load().queued_prefill_tokens == 0
 
