@@ -255,7 +255,8 @@ class MixedSteps:
             chunk = max(chunk, self._worthwhile(self._alone))
         else:
             fits = self._ending_in(room_ms, self._captured if self._captured.token_ms.value else self._alone)
-            chunk = min(max(fits, self._worthwhile(self._captured), self._captured_tokens // 2), captured_left)
+            fewest = self._captured_tokens // 2 if self._step_ms == "auto" else 0
+            chunk = min(max(fits, self._worthwhile(self._captured), fewest), captured_left)
         most_rows = min(rows_left, MOST_TOKENS)
         if chunk > most_rows or most_rows < FEWEST_TOKENS:
             return max(chunk, FEWEST_TOKENS)

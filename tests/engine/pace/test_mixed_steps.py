@@ -410,6 +410,9 @@ def test_no_chunk_is_smaller_than_what_a_host_launches() -> None:
     mixed = MixedSteps("auto", speed=speed, captured_tokens=4096)
     assert mixed.most_prompt_tokens(0, decoding=100).all == 2048
     assert mixed.most_prompt_tokens(0, decoding=3000).all == 1096
+    # A bound that is given is kept.
+    bounded = MixedSteps(20.0, speed=speed, captured_tokens=4096)
+    assert bounded.most_prompt_tokens(0, decoding=100).all == FIRST_TOKENS
 
 
 def test_a_rank_reports_how_many_prompt_tokens_it_takes() -> None:
