@@ -19,8 +19,10 @@ def top_tokens(scores: torch.Tensor, seen: torch.Tensor, count: int) -> torch.Te
     assert seen.shape == scores.shape[:1] and seen.dtype == torch.int32
     if scores.is_cuda:
         # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
-        from kernels.top_tokens import clusters, triton
+        from kernels.top_tokens import clusters, short_rows, triton
 
+        if short_rows.takes(scores):
+            return short_rows.top_tokens(scores, seen, count)
         if clusters.takes(scores):
             return clusters.top_tokens(scores, seen, count)
         return triton.top_tokens(scores, seen, count)

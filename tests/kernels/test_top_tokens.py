@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from kernels.top_tokens import NO_TOKEN, reference, top_tokens
+from kernels.top_tokens import NO_TOKEN, clusters, reference, top_tokens
 from kernels.top_tokens import triton as ours
 from tests.support.combinations import crossed
 
@@ -76,14 +76,25 @@ def test_no_queries_have_no_tokens(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("width", [2048, 2049, 16384, 163840])
+@pytest.mark.parametrize("width", [2048, 2049, 8192, 16384, 163840])
 @pytest.mark.parametrize("kind", ["random", "few values", "zeros", "equal"])
-@pytest.mark.parametrize("module", ["triton", "clusters"])
+@pytest.mark.parametrize("module", ["triton", "clusters", "short_rows"])
 def test_two_thousand_are_chosen_of_long_contexts(kind: str, width: int, module: str, device: torch.device) -> None:
-    chooser: Chooser = import_module(f"kernels.top_tokens.{module}").top_tokens
+    form = import_module(f"kernels.top_tokens.{module}")
+    if module == "short_rows" and width > form.THREADS * form.HELD[-1]:
+        pytest.skip("more than a CTA has room for")
+    chooser: Chooser = form.top_tokens
     seen = torch.tensor([width, width - 1, 2048, 2047, 1], dtype=torch.int32, device=device)
     scores = drawn(kind, len(seen), width).to(device)
     assert torch.equal(chooser(scores, seen, 2048), reference.top_tokens(scores, seen, 2048))
+
+
+@pytest.mark.parametrize(
+    ("queries", "width", "ctas"),
+    [(8, 33_024, 4), (64, 33_024, 2), (64, 131_328, 8), (300, 24_000, 1), (300, 33_024, 2), (300, 131_328, 1)],
+)
+def test_clusters_hold_most_of_a_querys_scores(queries: int, width: int, ctas: int) -> None:
+    assert clusters._ctas(queries, width, 132) == ctas
 
 
 @pytest.mark.gpu

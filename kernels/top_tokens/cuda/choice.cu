@@ -10,22 +10,9 @@
 // position chosen.
 
 #include "../../cuda/cluster.cuh"
+#include "ordered.cuh"
 
-constexpr int THREADS = 1024, WARPS = THREADS / 32, PASSES = 3, BINS = 2048, HELD = 16384, MOST_CTAS = 8, NO_TOKEN = -1;
-
-struct Arguments {
-  // [queries, width]
-  const float* scores;
-  const int* seen;
-  // [queries, count]
-  int* out;
-  int width, count;
-};
-
-// How many scores are above the least chosen one, and equal to it.
-struct alignas(8) Counts {
-  int above, equal;
-};
+constexpr int THREADS = 1024, WARPS = THREADS / 32, HELD = 16384, MOST_CTAS = 8;
 
 struct Shared {
   alignas(16) u32 held[HELD];
@@ -36,12 +23,6 @@ struct Shared {
   // The bin of the least chosen score, and how many are chosen of those in it.
   int bin, wanted;
 };
-
-// An integer in the order of the scores. Both zeros are equal.
-__device__ __forceinline__ u32 ordered(float score) {
-  u32 bits = score == 0.0f ? 0u : __float_as_uint(score);
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
 
 // The scores of one warp: the CTA's from `first` to `last`, counted in the CTA's part.
 struct Part {

@@ -40,12 +40,16 @@ def test_queries_score_what_they_see(lengths: list[int], query_tokens: int, on_c
         assert (scores[token, :seen] - expected).norm() <= 1e-5 * expected.norm()
 
 
+@pytest.mark.parametrize("module", ["clusters", "short_rows"])
 @pytest.mark.parametrize("kind", ["random", "few values"])
 @pytest.mark.parametrize(("width", "count"), [(5003, 2048), (2049, 40)])
-def test_the_highest_scores_are_chosen(kind: str, width: int, count: int, on_cpu: CudaOnCpu) -> None:
-    scores = torch.randn(2, width) if kind == "random" else torch.randint(-2, 3, (2, width)).float()
-    seen = torch.tensor([width, 2047], dtype=torch.int32)
-    found = on_cpu.module("top_tokens.clusters").top_tokens(scores, seen, count)
+def test_the_highest_scores_are_chosen(module: str, kind: str, width: int, count: int, on_cpu: CudaOnCpu) -> None:
+    scores = torch.randn(3, width) if kind == "random" else torch.randint(-2, 3, (3, width)).float()
+    seen = torch.tensor([width, 2047, 2050 - count], dtype=torch.int32)
+    # What a query does not see may be anything.
+    for row, tokens in zip(scores, seen, strict=True):
+        row[tokens:] = float("nan")
+    found = on_cpu.module(f"top_tokens.{module}").top_tokens(scores, seen, count)
     assert torch.equal(found, chosen.top_tokens(scores, seen, count))
 
 
