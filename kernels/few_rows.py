@@ -1,7 +1,8 @@
 """Which steps have a few rows, such as one request's: the latency of their kernels limits them, not the bytes.
 
 Kernels that start early, read weights before they wait, and do what several others did, are faster then; with more rows
-they lose what tensor cores and larger tiles bring. All of them are chosen by the same number of rows.
+they lose what tensor cores and larger tiles bring. All of them are chosen by the same number of rows; some only compute
+one.
 """
 
 import torch
