@@ -49,7 +49,7 @@ def evaluate(
     ] = None,
     checkpoint: Annotated[
         list[str] | None,
-        typer.Option(metavar="FORM=DIR", help="For --matrix: where fp8, w4a8, w4a8-awq or nvfp4 lies; repeatable."),
+        typer.Option(metavar="FORM=DIR", help="For --matrix: where fp8, w4a8, w4a8-awq, nvfp4, v32 lie; repeatable."),
     ] = None,
 ) -> None:
     """Ask problems whose answers can be checked, and report exact match by task with confidence intervals.

@@ -45,6 +45,7 @@ CONFIGURATIONS = (
     Configuration("W4A8 AWQ", "w4a8-awq", _QUANTIZED),
     Configuration("W4A8 AWQ, FP8 KV", "w4a8-awq", (*_QUANTIZED, _FP8_KV)),
     Configuration("NVFP4", "nvfp4", _QUANTIZED),
+    Configuration("FP8, chosen tokens", "v32", _QUANTIZED),
 )
 # The default directory of each form of the checkpoint, and the quantizer's options for the forms that are not shipped.
 CHECKPOINTS: Mapping[str, Path] = MappingProxyType(
@@ -53,6 +54,8 @@ CHECKPOINTS: Mapping[str, Path] = MappingProxyType(
         "w4a8": Path("checkpoints/tiny-r1/w4a8"),
         "w4a8-awq": Path("checkpoints/tiny-r1/w4a8-awq"),
         "nvfp4": Path("checkpoints/tiny-r1/nvfp4"),
+        # The same weights, with attention to the tokens that indexers choose.
+        "v32": Path("models/tiny-v32"),
     }
 )
 _QUANTIZER_OPTIONS: Mapping[str, str] = MappingProxyType(

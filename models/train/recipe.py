@@ -73,7 +73,7 @@ TINY_V32: Mapping[str, Any] = MappingProxyType(
         "model_type": "deepseek_v32",
         "index_head_dim": 128,
         "index_n_heads": 4,
-        "index_topk": 256,
+        "index_topk": 512,
     }
 )
 
