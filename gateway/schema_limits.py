@@ -11,6 +11,7 @@ from typing import Any
 from gateway.schema_keywords import COMBINING, DEFINITIONS, parts, with_parts
 from gateway.schema_refs import resolved
 from mesh.errors import InvalidConstraint
+from mesh.schema_bounds import MOST_REMAINDERS, remainders
 
 TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 SIZES = frozenset(("minProperties", "maxProperties"))
@@ -88,6 +89,8 @@ class _Pruning:
         self._root = root
         self._compiles = compiles
         self._names = _named_schemas(root)
+        # Whether multiples can be followed. If they cannot, none is.
+        self._divides = remainders(root) <= MOST_REMAINDERS
 
     def of(self, schema: dict[str, Any]) -> dict[str, Any]:
         kept = {key: value for key, value in schema.items() if self._keeps(key, value)}
@@ -132,7 +135,8 @@ class _Pruning:
             case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
                 return type(value) in (int, float) and _is_moderate(value)
             case "multipleOf":
-                return type(value) in (int, float) and value > 0 and _is_moderate(value) and _has_few_digits(value)
+                known = type(value) in (int, float) and value > 0 and _is_moderate(value) and _has_few_digits(value)
+                return known and self._divides
         return self._keeps_schemas(key, value)
 
     def _keeps_schemas(self, key: str, value: Any) -> bool:

@@ -116,6 +116,11 @@ LIMITED: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "boolean-bound": ({"type": "integer", "exclusiveMinimum": True, "minimum": 0}, [0], ["1"]),
     "tiny-bound": ({"type": "number", "minimum": 1e-300}, [1], ["1"]),
     "long-multiple": ({"type": "number", "multipleOf": 123456789.123}, [1], ["1"]),
+    "multiples-of-millions": (
+        {"anyOf": [{"type": "integer", "multipleOf": 997 * each} for each in (1009, 2)]},
+        [1],
+        [],
+    ),
     "huge-constant": ({"enum": [-1e30, 1]}, [3, "x"], []),
     "huge-example": ({"type": "integer", "examples": [-1e30], "default": -1e30}, [1], ["1"]),
     "huge-bound": ({"type": "integer", "minimum": -1e40}, [1], ["1"]),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mesh.errors import InvalidConstraint
-from mesh.schema_bounds import MOST_EXPRESSIONS, MOST_OPTIONAL, check_schemas
+from mesh.schema_bounds import MOST_EXPRESSIONS, MOST_OPTIONAL, check_schemas, remainders
 
 TEXT = {"type": "string"}
 FORMS = {
@@ -47,9 +47,39 @@ def test_optional_properties_in_a_row_are_counted(form: str) -> None:
         check(form, {"items": optional(1, MOST_OPTIONAL + 1)})
 
 
+def multiples(*numbers: float) -> dict[str, Any]:
+    return {"anyOf": [{"type": "number", "multipleOf": number} for number in numbers]}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "needed"),
+    [
+        ((86_400,), 864),
+        ((0.01, 1e-9, 1e15, -0.25), 25),
+        ((4, 6, 10.0), 12),
+        ((49_999,), 49_999),
+        # Neither is what the library takes, and it says so at once.
+        ((0, 10**400), 1),
+    ],
+)
+def test_multiples_that_can_be_followed_are_taken(numbers: tuple[float, ...], needed: int) -> None:
+    check("lark", multiples(*numbers))
+    assert remainders(multiples(*numbers)) == needed
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("numbers", [(50_021,), (2**31,), (-(2**31),), (21474836.48,), (251, 257)], ids=str)
+def test_multiples_with_many_remainders_are_refused(form: str, numbers: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidConstraint, match="multipleOf have a common multiple beyond 50000"):
+        check(form, multiples(*numbers))
+
+
 @pytest.mark.parametrize(
     "schema",
-    [{"properties": ["a"] * 600}, {"properties": dict.fromkeys(map(str, range(600)), True), "required": None}],
+    [
+        {"properties": ["a"] * 600, "multipleOf": "7"},
+        {"properties": dict.fromkeys(map(str, range(600)), True), "required": None},
+    ],
     ids=["no object", "nothing required"],
 )
 def test_malformed_keywords_raise_nothing_unexpected(schema: dict[str, Any]) -> None:
