@@ -83,6 +83,11 @@ class Allocator:
         form = wanted if wanted.takes(parts, inputs) else PlainFormat()
         return form.linear(parts, inputs, self)
 
+    def joins(self, first: LinearKind, second: LinearKind, inputs: int, parts: Sequence[int]) -> bool:
+        """Whether layers of both kinds can be one, whose weight joins matrices of these rows."""
+        wanted, other = self.formats.linear[first], self.formats.linear[second]
+        return type(wanted) is type(other) and wanted.takes(parts, inputs)
+
     def expert_slots(self, layer: int) -> ExpertSlots | None:
         """None if the layer's experts lie in order and stay there."""
         if layer not in self._placements:

@@ -34,24 +34,27 @@ class QueryInputs:
 class Indexer:
     """Every rank of a TP group has all of it, since all of them have to attend to the same tokens."""
 
-    def __init__(self, config: ModelConfig, index: int, allocate: Allocator) -> None:
-        """index: of its layer, in the pool of index keys."""
+    def __init__(self, config: ModelConfig, index: int, allocate: Allocator, *, joined: bool) -> None:
+        """index: of its layer, in the pool of index keys; joined: whether attention's first product has its keys."""
         assert config.indexer is not None and config.q_lora_rank is not None
         self.config = config.indexer
         self._index = index
         heads, width = self.config.heads, self.config.width
         self._query = allocate.linear(LinearKind.INDEX, config.q_lora_rank, (heads * width,))
-        self._key = allocate.linear(LinearKind.INDEX, config.hidden_size, (width,))
+        self._key = None if joined else allocate.linear(LinearKind.INDEX, config.hidden_size, (width,))
         self._key_norm = allocate(width, dtype=torch.float32)
         self._key_bias = allocate(width, dtype=torch.float32)
         self._weights = allocate(heads, config.hidden_size, dtype=allocate.formats.index_weights_dtype)
         # The forms in which it reads the tokens, and the compressed queries of attention.
-        self.input_forms: Set[InputForm] = frozenset({self._key.input_form, InputForm.PLAIN})
+        self.input_forms: Set[InputForm] = frozenset({InputForm.PLAIN})
+        if self._key is not None:
+            self.input_forms |= {self._key.input_form}
         self.query_form = self._query.input_form
 
     def parameters(self, prefix: str) -> NamedParameters:
         yield from self._query.parameters(f"{prefix}.wq_b")
-        yield from self._key.parameters(f"{prefix}.wk")
+        if self._key is not None:
+            yield from self._key.parameters(f"{prefix}.wk")
         yield whole(f"{prefix}.k_norm.weight", self._key_norm)
         yield whole(f"{prefix}.k_norm.bias", self._key_bias)
         yield whole(f"{prefix}.weights_proj.weight", self._weights)
@@ -59,13 +62,16 @@ class Indexer:
     def finish(self) -> None:
         """Called once, when all parameters are filled."""
         self._query.finish()
-        self._key.finish()
+        if self._key is not None:
+            self._key.finish()
 
-    def write_keys(self, hidden: Normalized, context: ForwardContext) -> None:
-        """hidden: [tokens, hidden]."""
-        keys = self._key.forward(hidden.in_form(self._key.input_form), context.workspace)
+    def write_keys(self, hidden: Normalized, projected: torch.Tensor | None, context: ForwardContext) -> None:
+        """hidden: [tokens, hidden]; projected: [tokens, width], their keys, if attention's first product has them."""
+        if self._key is not None:
+            projected = self._key.forward(hidden.in_form(self._key.input_form), context.workspace)
+        assert projected is not None
         rest = context.rotations, context.slots, self._pool(context)
-        write_keys(keys, self._key_norm, self._key_bias, *rest, interleaved=self.config.interleaved)
+        write_keys(projected, self._key_norm, self._key_bias, *rest, interleaved=self.config.interleaved)
 
     def weigh(self, hidden: Normalized) -> torch.Tensor:
         """How much heads count, as `make_queries` takes it. hidden: [tokens, hidden]."""

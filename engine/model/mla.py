@@ -61,14 +61,21 @@ class Attention:
         queries = heads * config.qk_head_dim
         self._input_width = config.q_lora_rank or queries
         # The queries' first projection and the latent's, which read the same input.
-        self._input = allocate.linear(LinearKind.INPUT, hidden, (self._input_width, config.latent_dim))
+        parts: tuple[int, ...] = (self._input_width, config.latent_dim)
+        # And the indexer's keys, if they can be joined. They come first: then each matrix has whole blocks of weights.
+        self._key_width = 0
+        if indexed and config.indexer is not None:
+            joined = config.indexer.width, *parts
+            if allocate.joins(LinearKind.INPUT, LinearKind.INDEX, hidden, joined):
+                self._key_width, parts = config.indexer.width, joined
+        self._input = allocate.linear(LinearKind.INPUT, hidden, parts)
         self._query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
         self._query = allocate.linear(LinearKind.QUERY, config.q_lora_rank, (queries,)) if config.q_lora_rank else None
         # The weight of these, if nothing else reads the input and it is multiplied as it is.
         self.input_weight = self._input.weight if isinstance(self._input, PlainLinear) and not indexed else None
         self._latent_norm = allocate(latent)
         self._expansion = make_expansion(config, heads, allocate)
-        self._indexer = Indexer(config, index, allocate) if indexed else None
+        self._indexer = Indexer(config, index, allocate, joined=self._key_width > 0) if indexed else None
         self._output = allocate.linear(LinearKind.OUTPUT, heads * config.v_head_dim, (hidden,))
         # Views of the expansion's weight: [heads, nope, latent] takes queries to the latent, [heads, latent, value]
         # takes values from it.
@@ -87,7 +94,8 @@ class Attention:
             for each in self._input.parameters(query, latent):
                 yield from cut([each], 0, self._share) if each.name.startswith(query) else [each]
         else:
-            yield from self._input.parameters(f"{prefix}.q_a_proj", latent)
+            keys = [f"{prefix}.indexer.wk"] if self._key_width else []
+            yield from self._input.parameters(*keys, f"{prefix}.q_a_proj", latent)
             yield whole(f"{prefix}.q_a_layernorm.weight", self._query_norm)
             yield from cut(self._query.parameters(f"{prefix}.q_b_proj"), 0, self._share)
         if self._indexer is not None:
@@ -119,10 +127,13 @@ class Attention:
         attended = self._attended_at_once(projected, context)
         if attended is not None:
             return self._output.forward(self._expanded_values(attended), context.workspace)
+        keys = None
+        if self._key_width:
+            keys, projected = projected[:, : self._key_width], projected[:, self._key_width :]
         compressed = self._compressed(projected, context)
         inputs = Projected(self._queries(compressed, context), projected[:, self._input_width :])
         if self._indexer is not None:
-            self._indexer.write_keys(hidden, context)
+            self._indexer.write_keys(hidden, keys, context)
             compressed = in_form(compressed, self._indexer.query_form)
             inputs = inputs._replace(index_weights=self._indexer.weigh(hidden))
             if isinstance(compressed, torch.Tensor):

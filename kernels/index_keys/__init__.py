@@ -47,12 +47,12 @@ def write_keys(
 
     projected: [tokens, width], a power of two; weight, bias: [width] float32; rotations: [tokens, pairs] complex64, for
     the first 2 * pairs numbers of a key: those next to each other are a pair if `interleaved`, else those half of them
-    apart; slots: [tokens] int64, distinct; pool: [blocks, 64, ...], one layer's, see `pool_shape`. All contiguous. No
-    tokens write nothing.
+    apart; slots: [tokens] int64, distinct; pool: [blocks, 64, ...], one layer's, see `pool_shape`. All contiguous, but
+    that the rows of `projected` may be parts of wider ones. No tokens write nothing.
     """
     tokens, width = projected.shape
     assert slots.shape == (tokens,) and rotations.shape[0] == tokens and 2 * rotations.shape[1] <= width
-    assert weight.shape == bias.shape == (width,) and projected.is_contiguous() and pool.is_contiguous()
+    assert weight.shape == bias.shape == (width,) and projected.stride(1) == 1 and pool.is_contiguous()
     assert rotations.is_contiguous() and width & (width - 1) == 0
     assert pool.shape[1:] == pool_shape(width, _kept(pool))[0]
     backend = _backend(projected, rotations, pool.dtype == torch.uint8)

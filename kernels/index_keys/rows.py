@@ -25,6 +25,7 @@ def takes(projected: torch.Tensor, rotations: torch.Tensor, quantized: bool) -> 
         quantized
         and projected.dtype == torch.bfloat16
         and projected.shape[-1] == WIDTH
+        and projected.stride(-2) % OWN == 0
         and rotations.shape[1] % OWN == 0
         and is_hopper(projected.device)
     )
@@ -68,6 +69,7 @@ def make_queries(
 def _rows(projected: torch.Tensor, rotations: torch.Tensor, interleaved: bool) -> ctypes.Structure:
     return Rows(
         projected=projected.data_ptr(), turns=rotations.data_ptr(), rows=projected.numel() // WIDTH,
+        stride=projected.stride(-2) // OWN,
         pairs=rotations.shape[1], interleaved=interleaved,
     )  # fmt: skip
 

@@ -18,14 +18,14 @@ ROWS = 16
 # writes 1 or 2. The Hadamard matrix takes 2 * width FLOPs a number.
 @triton.jit(do_not_specialize=["tokens"])
 def _write_keys(
-    projected, weight, bias, turns, slots, pool, scales, tokens, epsilon, block_stride, scale_stride,
+    projected, weight, bias, turns, slots, pool, scales, tokens, row_stride, epsilon, block_stride, scale_stride,
     WIDTH: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, QUANTIZED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     token, column = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     known = (token < tokens)[:, None]
     partner, pair, sign = _paired(column, PAIRS, INTERLEAVED)
-    source = projected + token[:, None] * WIDTH
+    source = projected + token[:, None] * row_stride
     own = tl.load(source + column[None, :], mask=known, other=0.0).to(tl.float32)
     other = tl.load(source + partner[None, :], mask=known, other=0.0).to(tl.float32)
     mean = (tl.sum(own, axis=1) / WIDTH)[:, None]
@@ -127,8 +127,8 @@ def write_keys(
     quantized = pool.dtype == torch.uint8
     keys, scales = (pool.view(torch.float8_e4m3fn), pool.view(torch.float32)) if quantized else (pool, pool)
     _write_keys[(cdiv(tokens, ROWS),)](
-        projected, weight, bias, torch.view_as_real(rotations), slots, keys, scales, tokens, epsilon,
-        BLOCK_TOKENS * pool.shape[2], BLOCK_TOKENS * (width + SCALE_BYTES) // 4,
+        projected, weight, bias, torch.view_as_real(rotations), slots, keys, scales, tokens, projected.stride(0),
+        epsilon, BLOCK_TOKENS * pool.shape[2], BLOCK_TOKENS * (width + SCALE_BYTES) // 4,
         width, rotations.shape[1], interleaved, quantized, ROWS, BLOCK_TOKENS, SMALLEST,
         num_warps=4,
     )  # fmt: skip

@@ -25,11 +25,11 @@ def norm_and_write(
 ) -> torch.Tensor:
     """Write the tokens' latents to the pool, and return their normalized queries, a new [tokens, query_width].
 
-    projected: [tokens, query_width + latent_width + rope] contiguous: query, latent, key. The latent is normalized
-    and the key rotated in place. query_weight: [query_width], or None if queries are not normalized: then the first
-    part itself is returned; latent_weight: [latent_width]; rotations: [tokens, rope / 2] complex64 contiguous;
-    slots: [tokens] int64, distinct; pool: [blocks, 64, latent_width + rope] contiguous, one layer's, of the same dtype,
-    or e4m3, where a latent is `scale` times the stored value. No tokens write nothing.
+    projected: [tokens, query_width + latent_width + rope], last dimension contiguous: query, latent, key. The latent is
+    normalized and the key rotated in place. query_weight: [query_width], or None if queries are not normalized: then
+    the first part itself is returned; latent_weight: [latent_width]; rotations: [tokens, rope / 2] complex64
+    contiguous; slots: [tokens] int64, distinct; pool: [blocks, 64, latent_width + rope] contiguous, one layer's, of the
+    same dtype, or e4m3, where a latent is `scale` times the stored value. No tokens write nothing.
     """
     _check(projected, query_weight, latent_weight, rotations, slots, pool)
     query: torch.Tensor = _backend(projected).norm_and_write(
@@ -70,7 +70,7 @@ def _check(
     pool: torch.Tensor,
 ) -> None:
     tokens, width = projected.shape
-    assert projected.is_contiguous() and pool.is_contiguous() and pool.dtype in (projected.dtype, COMPRESSED)
+    assert projected.stride(1) == 1 and pool.is_contiguous() and pool.dtype in (projected.dtype, COMPRESSED)
     assert pool.shape[1] == BLOCK_TOKENS and slots.shape == (tokens,) and slots.dtype == torch.int64
     assert rotations.shape == (tokens, (pool.shape[2] - latent_weight.shape[0]) // 2)
     assert query_weight is None or query_weight.shape[0] + pool.shape[2] == width

@@ -21,7 +21,7 @@ WARPS, FEW_TOKENS, FEW_TOKENS_WARPS = 4, 256, 16
 @triton.jit(do_not_specialize=["scale_stride"])
 def _norm_and_write(
     projected, query_weight, latent_weight, rotations, slots, query, values, scales, pool,
-    query_width, latent_width, pairs, scale_stride, epsilon, pool_scale,
+    row_stride, query_width, latent_width, pairs, scale_stride, epsilon, pool_scale,
     QUERY: tl.constexpr, QUANTIZE: tl.constexpr, POWERS: tl.constexpr, COMPRESS: tl.constexpr,
     QUERY_GROUPS: tl.constexpr, LATENT_GROUPS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -29,7 +29,7 @@ def _norm_and_write(
     start_next(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     width = latent_width + 2 * pairs
-    source = projected + token * (query_width + width)
+    source = projected + token * row_stride
     if tl.program_id(1) == 0:
         place = tl.arange(0, LATENT_GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         latent_factors = tl.load(latent_weight + place, mask=place < latent_width, other=0.0)
@@ -137,7 +137,8 @@ def _launch(
     launch(_norm_and_write, (tokens, 1 if query_weight is None else 2), projected.device,
         projected, query_weight, latent_weight, torch.view_as_real(rotations), slots, query,
         None if quantized is None else quantized.values, None if quantized is None else quantized.scales, pool,
-        query_width, latent_width, pairs, 0 if quantized is None else quantized.scales.stride(1), epsilon, scale,
+        projected.stride(0), query_width, latent_width, pairs,
+        0 if quantized is None else quantized.scales.stride(1), epsilon, scale,
         query_weight is not None, quantized is not None, quantized is not None and quantized.powers,
         pool.dtype != projected.dtype,
         next_power_of_2(cdiv(query_width, GROUP)),

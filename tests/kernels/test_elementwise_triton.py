@@ -83,7 +83,9 @@ def test_parts_of_tensors_are_rotated(rows: int, heads: int, dtype: torch.dtype)
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("quantize", [False, True])
 def test_latents_and_keys_are_written_to_the_pool(tokens: int, compressed: bool, quantize: bool) -> None:
-    projected, pool = random(tokens, QUERY + LATENT + ROPE), random(2, BLOCK_TOKENS, LATENT + ROPE) * float("nan")
+    # Parts of wider rows.
+    projected = random(tokens, 128 + QUERY + LATENT + ROPE)[:, 128:]
+    pool = random(2, BLOCK_TOKENS, LATENT + ROPE) * float("nan")
     if compressed:
         pool = pool.to(torch.float8_e4m3fn)
     weights = random(QUERY), random(LATENT)

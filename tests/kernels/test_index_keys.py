@@ -58,7 +58,9 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("backend")
 def test_keys_are_normalized_rotated_and_written_to_their_slots(dtype: torch.dtype, interleaved: bool) -> None:
-    projected, weight, bias = torch.randn(TOKENS, WIDTH) * 3 + 1, torch.randn(WIDTH), torch.randn(WIDTH)
+    # Parts of wider rows.
+    projected = (torch.randn(TOKENS, 2 * WIDTH) * 3 + 1)[:, WIDTH:]
+    weight, bias = torch.randn(WIDTH), torch.randn(WIDTH)
     slots, pool = torch.randperm(BLOCKS * BLOCK_TOKENS)[:TOKENS], empty_pool(dtype)
     write_keys(projected, weight, bias, rotations(), slots, pool, interleaved=interleaved)
     x = projected.double()
@@ -142,6 +144,8 @@ def test_warps_take_bf16_rows_for_quantized_pools(monkeypatch: pytest.MonkeyPatc
     assert rows.takes(projected, turns, True)
     assert not rows.takes(projected, turns, False) and not rows.takes(projected.float(), turns, True)
     assert not rows.takes(projected[:, :64], turns, True) and not rows.takes(projected, turns[:, :2], True)
+    wide = torch.zeros(2, 130, dtype=torch.bfloat16)
+    assert not rows.takes(wide[:, :128], turns, True)
 
 
 @pytest.mark.gpu
@@ -150,7 +154,7 @@ def test_warps_take_bf16_rows_for_quantized_pools(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("pairs", [32, 4, 64])
 def test_warps_round_as_the_definition_does(pairs: int, heads: int, interleaved: bool) -> None:
     rows, turns = import_module("kernels.index_keys.rows"), rotation_table(frequencies(2 * pairs, 100.0), TOKENS)
-    keys, queries = torch.randn(TOKENS, 128).bfloat16(), torch.randn(TOKENS, heads, 128).bfloat16()
+    keys, queries = torch.randn(TOKENS, 704).bfloat16()[:, :128], torch.randn(TOKENS, heads, 128).bfloat16()
     weight, bias, weights = torch.randn(128), torch.randn(128), torch.randn(7, TOKENS, heads)
     slots = torch.randperm(BLOCKS * BLOCK_TOKENS)[:TOKENS]
     shape, stored = pool_shape(128, torch.float8_e4m3fn)

@@ -15,7 +15,8 @@ class Step:
     """Random tokens on their way into a poisoned pool of three blocks."""
 
     def __init__(self, tokens: int, dtype: torch.dtype = torch.float32) -> None:
-        self.projected = torch.randn(tokens, QUERY + WIDTH)
+        # Parts of wider rows.
+        self.projected = torch.randn(tokens, 64 + QUERY + WIDTH)[:, 64:]
         weight, self.latent_weight = torch.randn(QUERY), torch.randn(LATENT)
         # None if queries have no norm.
         self.query_weight: torch.Tensor | None = weight

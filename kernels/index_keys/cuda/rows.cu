@@ -12,11 +12,11 @@ constexpr int BLOCK_BYTES = BLOCK * (WIDTH + 4);
 constexpr float SMALLEST_LARGEST = 1e-4f, SHRINK = 0.08838834764831845f;
 
 struct Rows {
-  // [rows, 128] bf16
+  // [rows, 128] bf16, of which `stride` u64 lie between the beginnings of two.
   const u64* projected;
   // [tokens, pairs] complex64
   const float* turns;
-  int rows, pairs;
+  int rows, stride, pairs;
   // Whether numbers next to each other are a pair, or else those `pairs` apart.
   bool interleaved;
 };
@@ -53,7 +53,7 @@ __device__ __forceinline__ float add_lanes(float x) {
 }
 
 __device__ __forceinline__ Row load_row(const Rows& rows, int row) {
-  u64 packed = rows.projected[(long long)row * 32 + threadIdx.x % 32];
+  u64 packed = rows.projected[(long long)row * rows.stride + threadIdx.x % 32];
   u32 low = (u32)packed, high = (u32)(packed >> 32);
   return {__uint_as_float(low << 16), __uint_as_float(low & 0xFFFF0000u), __uint_as_float(high << 16), __uint_as_float(high & 0xFFFF0000u)};
 }

@@ -10,6 +10,7 @@ import torch
 from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
 from engine.exchange.host import HostExchange
 from engine.model import indexed_rows
+from engine.model.allocator import Allocator
 from engine.model.config import parse_model_config
 from engine.model.state import make_state
 from engine.parallel.layout import Layout
@@ -54,6 +55,19 @@ def published(name: str) -> dict[str, Any]:
 def test_a_prompt_cut_anywhere_has_the_same_logits(checkpoint: Path, expected: torch.Tensor, end: int) -> None:
     found = our_logits(checkpoint, random_prompt(130), BLOCKS, [end, 130 - end])
     assert relative_error(found, expected) < 1e-5
+
+
+def test_keys_projected_with_latents_are_those_projected_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"index_head_dim": 128, "q_lora_rank": 128, "kv_lora_rank": 48, "qk_rope_head_dim": 16}
+    source = tiny_checkpoint(tmp_path, dtype="float8", **{**V32, **changes})
+
+    def compute() -> torch.Tensor:
+        return our_logits(source, random_prompt(90), BLOCKS, [90], dtype=torch.bfloat16, weights="quantized")
+
+    joined = compute()
+    joins, asked = Allocator.joins, []
+    monkeypatch.setattr(Allocator, "joins", lambda *given: asked.append(joins(*given)))
+    assert torch.equal(compute(), joined) and asked == [True] * 3
 
 
 def test_tokens_that_attend_to_all_need_no_index_queries(

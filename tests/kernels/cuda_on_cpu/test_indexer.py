@@ -15,7 +15,7 @@ TOKENS, E4M3 = 37, torch.float8_e4m3fn
 @pytest.mark.parametrize(("pairs", "interleaved"), [(32, False), (4, True), (64, False)])
 def test_keys_and_queries_are_rounded_as_defined(pairs: int, interleaved: bool, on_cpu: CudaOnCpu) -> None:
     rows, turns = on_cpu.module("index_keys.rows"), rotation_table(frequencies(2 * pairs, 100.0), TOKENS)
-    keys, queries = torch.randn(TOKENS, 128).bfloat16(), torch.randn(TOKENS, 3, 128).bfloat16()
+    keys, queries = torch.randn(TOKENS, 704).bfloat16()[:, :128], torch.randn(TOKENS, 3, 128).bfloat16()
     weight, bias, weights = torch.randn(128), torch.randn(128), torch.randn(7, TOKENS, 3)
     slots, (shape, stored) = torch.randperm(128)[:TOKENS], pool_shape(128, E4M3)
     pools = [torch.full((2, *shape), 255, dtype=stored) for _ in range(2)]
