@@ -23,6 +23,9 @@ MAX_GBNF_CHARACTERS = 16 * 1024
 # Bounds a grammar that a client writes in Lark. A mask takes time quadratic in the parts in a row that may be empty,
 # 0.3 s for as many as fit, while all requests of the worker wait. JSON schemas make no such rows.
 MAX_LARK_CHARACTERS = 32 * 1024
+# Follows a grammar that a client writes; of several such lines the last counts. Without it the library follows the text
+# that a grammar leaves no choice about, and never ends if that has no end: two terminals "a"+ in a row, and then "a".
+UNFORCED = '\n%llguidance {"no_forcing": true}\n'
 # Matches at the beginning of a line. The library's own test takes time quadratic in blank lines and holds the GIL.
 LARK = re.compile(r"\s*(%llguidance\b|start\s*:)")
 # White space between the parts of JSON: a space, or a line break and its indent. Without a bound a model that has lost
@@ -82,7 +85,7 @@ class GrammarForm:
             raise InvalidConstraint(
                 f"the grammar has {len(lark)} characters in Lark, the limit is {MAX_LARK_CHARACTERS}: shorten it"
             )
-        return replace(self, text=lark)
+        return replace(self, text=lark + UNFORCED)
 
     def _from_gbnf(self) -> str:
         if len(self.text) > MAX_GBNF_CHARACTERS:

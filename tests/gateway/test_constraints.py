@@ -211,10 +211,18 @@ def test_choices_that_do_not_fit_are_refused(text: ModelText) -> None:
 
 def test_a_written_grammar_has_a_bounded_length() -> None:
     beginning = 'start: "a"'
-    fits = GrammarForm(beginning.ljust(MAX_LARK_CHARACTERS), "f")
-    assert fits.in_lark() == fits
+    assert GrammarForm(beginning.ljust(MAX_LARK_CHARACTERS), "f").in_lark().field == "f"
     with pytest.raises(InvalidConstraint, match=f"the limit is {MAX_LARK_CHARACTERS}"):
         GrammarForm(beginning.ljust(MAX_LARK_CHARACTERS + 1), "f").in_lark()
+
+
+@pytest.mark.parametrize(
+    "header", ["", '%llguidance {"no_forcing": false}\n', "// a remark"], ids=["", "header", "remark"]
+)
+def test_text_without_choice_and_end_takes_no_time(header: str, vocabulary: LLTokenizer) -> None:
+    text = f'start: A A "a"\nA: "a"+\n{header}'
+    matcher = compile_grammar(vocabulary, GrammarForm(text, "f").in_lark().text)
+    assert any(matcher.compute_bitmask())
 
 
 def test_a_schema_that_takes_too_long_is_refused() -> None:
