@@ -10,7 +10,7 @@ from transfer.segments import Tile
 # KV as uint8 [layers, blocks, bytes of a block in a layer].
 Pool: TypeAlias = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 # Takes the number of a block among those that are copied, and its pieces, which no process changes any more. Returns
-# why they must not be used, or None. It is called from any thread, for several blocks at a time.
+# why they must not be used, or None.
 Check: TypeAlias = Callable[[int, Callable[[], Sequence[memoryview]]], str | None]
 Result = TypeVar("Result", covariant=True)
 

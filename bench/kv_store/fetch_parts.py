@@ -76,12 +76,9 @@ class _TimedSource:
     def copy(
         self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
     ) -> Pending[str | None]:
-        if check is not None:
-            # Other threads begin what is checked.
-            return self._source.copy(tile, sources, blocks, check)
         called, stream = time.perf_counter(), torch.cuda.current_stream()
         first = stream.record_event(torch.cuda.Event(enable_timing=True))
-        copied = self._source.copy(tile, sources, blocks)
+        copied = self._source.copy(tile, sources, blocks, check)
         last = stream.record_event(torch.cuda.Event(enable_timing=True))
         self._log.copies.append(_Copy(called, time.perf_counter(), first, last))
         return copied

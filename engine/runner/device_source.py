@@ -4,16 +4,18 @@ import logging
 import math
 import mmap
 from collections.abc import Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from cuda.bindings import driver
 
-from engine.runner.checked_blocks import CheckedBlocks
 from engine.runner.locked_regions import LockedRegions
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check, Pending, Pool
 from transfer.segments import Tile
 
+Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 _log = logging.getLogger("deepmesh.engine")
 
 # About so much is locked by a call, for which the transfer thread waits.
@@ -34,7 +36,7 @@ class DeviceSource:
         """
         _, layers, self._piece_bytes = mapped.shape
         self._mapped = mapped
-        self._pool = _Rows(planes, self._piece_bytes, stream)
+        self._planes = [_Plane(plane) for plane in planes]
         self._stream = stream
         self._block_bytes = layers * self._piece_bytes
         # They are given back when the last reference to the source goes, so they must not refer to it.
@@ -43,36 +45,38 @@ class DeviceSource:
         self._regions.lock_at(0)
         if not locks.starts:
             raise OSError(f"CUDA cannot page-lock it ({locks.status.name})")
-        # Made when the first block is to be checked.
-        self._checked: CheckedBlocks | None = None
 
     def copy(
         self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
     ) -> Pending[str | None]:
-        found = [self._mapped[source, tile.first_layer : tile.first_layer + tile.layer_count] for source in sources]
-        if check is not None:
-            self._checked = self._checked or self._pool.checked_blocks()
-            return self._checked.copy(tile, found, blocks, check)
-        copied = True
-        for source, rows, block in zip(sources, found, blocks, strict=True):
-            self._regions.lock_at(source * self._block_bytes)
-            copied &= self._pool.copy(tile, rows.ctypes.data, block)
-        return _Copied(self._stream.record_event(), copied, self)
+        refusal, private = None, []
+        for number, (source, block) in enumerate(zip(sources, blocks, strict=True)):
+            if check is None:
+                self._regions.lock_at(source * self._block_bytes)
+                found = self._layers_of(tile, source)
+            else:
+                # The block's owner could change it between the check and the copy.
+                found = self._own_copy(self._layers_of(tile, source))
+                private.append(found)
+                refusal = check(number, partial(_pieces, found))
+            if refusal is None and not self._copy_rows(tile, found.ctypes.data, block):
+                refusal = NOT_COPIED
+            if refusal is not None:
+                break
+        return _Copied(self._stream.record_event(), refusal, (self, private))
 
+    def _layers_of(self, tile: Tile, source: int) -> Rows:
+        """[layer_count, piece_bytes]"""
+        layers: Rows = self._mapped[source, tile.first_layer : tile.first_layer + tile.layer_count]
+        return layers
 
-class _Rows:
-    """The pool, as copies of rows reach it."""
+    def _own_copy(self, found: Rows) -> Rows:
+        """A copy that CUDA can read by itself."""
+        own: Rows = torch.empty(found.shape, dtype=torch.uint8, pin_memory=self._planes[0].on_gpu).numpy()
+        own[:] = found
+        return own
 
-    def __init__(self, planes: Sequence[torch.Tensor], piece_bytes: int, stream: torch.cuda.Stream) -> None:
-        self._planes = [_Plane(plane) for plane in planes]
-        self._layers, self._device = planes[0].shape[0], planes[0].device
-        self._piece_bytes = piece_bytes
-        self._stream = stream
-
-    def checked_blocks(self) -> CheckedBlocks:
-        return CheckedBlocks(self._layers, self._piece_bytes, self.copy, self._stream, self._device)
-
-    def copy(self, tile: Tile, address: int, block: int) -> bool:
+    def _copy_rows(self, tile: Tile, address: int, block: int) -> bool:
         """Queue copies of a block's layers, which lie at this address one after the other. Returns whether that went
         well.
         """
@@ -92,6 +96,7 @@ class _Plane:
     def __init__(self, plane: torch.Tensor) -> None:
         self._address = plane.data_ptr()
         self._blocks = plane.shape[1]
+        self.on_gpu = plane.is_cuda
         self.piece_bytes = plane[0, 0].numel() * plane.itemsize
 
     def copy(self, tile: Tile, address: int, pitch: int, block: int, stream: int) -> list[driver.CUresult]:
@@ -135,10 +140,10 @@ class _PageLocks:
 class _Copied:
     """A `transfer.memory.Pending`."""
 
-    def __init__(self, done: torch.cuda.Event, copied: bool, read: object) -> None:
-        """read: what keeps the memory that is read, until the copies have completed."""
+    def __init__(self, done: torch.cuda.Event, refusal: str | None, read: object) -> None:
+        """refusal: the result; read: what keeps the memory that is read, until the copies have completed."""
         self._done = done
-        self._copied = copied
+        self._refusal = refusal
         self._read = read
 
     @property
@@ -148,7 +153,11 @@ class _Copied:
 
     def result(self) -> str | None:
         self._done.synchronize()
-        return None if self._copied else NOT_COPIED
+        return self._refusal
+
+
+def _pieces(rows: Rows) -> list[memoryview]:
+    return [row.data for row in rows]
 
 
 def _region_bytes(block_bytes: int) -> int:

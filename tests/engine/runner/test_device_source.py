@@ -4,7 +4,6 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from threading import Barrier
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -14,7 +13,6 @@ import torch
 from cuda.bindings import driver as cuda
 
 from engine.runner import device_source
-from engine.runner.checked_blocks import CHECKS, THREADS
 from engine.runner.device_source import DeviceSource
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check
@@ -145,27 +143,8 @@ def test_what_was_checked_is_what_arrives(make: Make) -> None:
 def test_nothing_is_written_once_a_block_is_refused(make: Make) -> None:
     made = make(10)
     refused = made.source.copy(Tile(0, 3, 0, 3), [8, 0, 4], [1, 4, 2], lambda number, _: "wrong" if number else None)
-    # It waits for the copy of each block.
-    assert refused.result() == "wrong" and len(made.waits) == 3
+    assert refused.result() == "wrong" and len(made.waits) == 1
     made.check(Tile(0, 3, 0, 1), [8], [1])
-
-
-def test_several_blocks_are_checked_at_a_time(make: Make) -> None:
-    made, together = make(10), Barrier(CHECKS)
-
-    def check(number: int, pieces: Callable[[], Sequence[memoryview]]) -> None:
-        together.wait(timeout=60)
-
-    assert made.source.copy(Tile(0, 3, 0, CHECKS), range(CHECKS), range(CHECKS), check).result() is None
-    made.check(Tile(0, 3, 0, CHECKS), range(CHECKS), range(CHECKS))
-
-
-def test_more_blocks_than_threads_reach_their_places(make: Make) -> None:
-    made = make(10)
-    sources, blocks = [8, 7, 6, 5, 4], [3, 0, 4, 1, 2]
-    assert len(blocks) > THREADS
-    assert made.source.copy(Tile(0, 3, 0, 5), sources, blocks, lambda *_: None).result() is None
-    made.check(Tile(0, 3, 0, 5), sources, blocks)
 
 
 @pytest.fixture
