@@ -1,6 +1,6 @@
 """Configuration of KV transfers."""
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field
 
@@ -25,9 +25,9 @@ class TransferConfig(Config):
     """
     fetch_seconds: float = Field(default=5.0, gt=0)
     """How long a fetch from a KV store may take."""
-    map_stores: Literal["auto"] | bool = "auto"
+    map_stores: bool = True
     """Copy blocks from a KV store on the same host straight out of its memory, where this process may map it; false has
-    UCX bring them. auto: unless the KV is on a GPU, which has only been seen to get 5.8 GB/s so.
+    UCX bring them.
     """
     transports: str | None = None
     """UCX transports to choose from, in UCX's own syntax, e.g. "tcp" or "posix,self"; null leaves the choice to UCX."""

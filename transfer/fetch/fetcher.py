@@ -96,8 +96,7 @@ class Fetcher:
         self._memory = memory
         self._segment_bytes = segment_bytes
         self._slot_bytes = config.slot_bytes
-        # A GPU got 5.8 GB/s so, of 12 that were wanted. What has been changed since has not run on one.
-        self._maps_stores = not memory.is_on_gpu if config.map_stores == "auto" else config.map_stores
+        self._maps_stores = config.map_stores
         self._seconds = config.fetch_seconds
         self._clock = clock
         self._refused = refused
