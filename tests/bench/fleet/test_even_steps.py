@@ -16,9 +16,10 @@ def test_answers_get_their_tokens_evenly_beside_long_prompts() -> None:
 
 
 def test_saturation_is_the_highest_good_rate() -> None:
-    highest = saturation(RANK, LENGTHS, 6.0)
+    rank = Rank(COSTS, 2, 8192)
+    highest = saturation(rank, LENGTHS, 4.0)
     shares = [
-        ran(RANK, LENGTHS, rate, 6.0, USUAL, every_token=False).summary.goodput.share
+        ran(rank, LENGTHS, rate, 4.0, USUAL, every_token=False).summary.goodput.share
         for rate in (highest, 1.1 * highest)
     ]
     assert shares[0] >= 0.99 > shares[1]
