@@ -78,6 +78,29 @@ def test_a_light_model_runs_more_requests_and_tokens(shape: str, requests: int, 
     assert "takes as long as R1's to 96" in reason(found, "max_requests")
 
 
+@pytest.mark.parametrize(
+    ("shape", "drafts", "settings", "tokens"),
+    [
+        pytest.param("moonlight", False, {}, 4096, id="a light model"),
+        pytest.param("moonlight", False, {"max_step_tokens": 2048}, 1536, id="no step is as large"),
+        pytest.param("moonlight", False, {"parallel": {"ranks": 2}}, 1536, id="several ranks"),
+        pytest.param("moonlight", False, {"experts": "fp8"}, 1536, id="another format"),
+        pytest.param("moonlight", False, {"weights": "fp8"}, 1536, id="another format by choice"),
+        pytest.param("glm-flash", True, {}, 1536, id="drafts"),
+        pytest.param("r1-ep8-rank", False, {}, 1536, id="a heavy model"),
+    ],
+)
+def test_a_light_models_large_steps_are_captured(
+    shape: str, drafts: bool, settings: dict[str, Any], tokens: int
+) -> None:
+    given = {"parallel": {"ranks": 1}, **settings}
+    model = model_of(shape, given.pop("experts", "bf16"))
+    found = resolved(engine_of(**given), model=model, drafts=drafts)
+    assert found.engine.prompt_graph_tokens == tokens
+    assert found.engine.mixed_step_ms == (None if tokens == 4096 else "auto")
+    assert ("whole prompts" in reason(found, "mixed_step_ms")) == (tokens == 4096)
+
+
 def test_one_answer_is_computed_by_all_ranks_together() -> None:
     found = resolved(engine_of(aim="latency")).engine
     assert (found.parallel.tp, found.parallel.dp, found.parallel.ep) == (4, 1, 1)
