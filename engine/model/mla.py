@@ -26,6 +26,7 @@ from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
 from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized, write_and_absorb
 from kernels.mla_selected import mla_selected
+from kernels.norm import rms_norm_and_multiply
 
 # The published model's inner norms do not use rms_norm_eps.
 INNER_EPSILON = 1e-6
@@ -145,15 +146,27 @@ class Attention:
 
     def _attended_at_once(self, projected: torch.Tensor, context: ForwardContext) -> Attended | None:
         """Writes the latents and attends, if one kernel does all between the first product and attention."""
-        direct = self._query is None and self._indexer is None
         rows = context.only_in_latents()
-        if not direct or context.cut is not None or context.shared_latents is not None:
+        if self._indexer is not None or context.cut is not None or context.shared_latents is not None:
             return None
         if not isinstance(rows, AbsorbedRows):
             return None
+        query = self._queries_at_once(projected)
+        if query is None:
+            return None
+        by_head, latents = query.view(len(query), self._heads, -1), projected[:, self._input_width :]
         rest = context.rotations, context.slots, context.kv_pool[self.index], context.kv_scale
-        query = write_and_absorb(projected, self._absorb_query, self._latent_norm, INNER_EPSILON, *rest)
-        return None if query is None else self._decoded(rows, query, context)
+        absorbed = write_and_absorb(by_head, latents, self._absorb_query, self._latent_norm, INNER_EPSILON, *rest)
+        return None if absorbed is None else self._decoded(rows, absorbed, context)
+
+    def _queries_at_once(self, projected: torch.Tensor) -> torch.Tensor | None:
+        """[tokens, heads * (nope + rope)], not rotated yet, if no kernel has to stand before their second product."""
+        compressed = projected[:, : self._input_width]
+        if self._query is None or self._query_norm is None:
+            return compressed
+        if not isinstance(self._query, PlainLinear):
+            return None
+        return rms_norm_and_multiply(compressed, self._query_norm, INNER_EPSILON, self._query.weight)
 
     def _expanded_values(self, attended: Attended) -> Activations:
         """All heads' values in one row, in the form that the output's product reads."""

@@ -36,7 +36,8 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
 
 
 def write_and_absorb(
-    projected: torch.Tensor,
+    query: torch.Tensor,
+    latents: torch.Tensor,
     weight: torch.Tensor,
     latent_weight: torch.Tensor,
     epsilon: float,
@@ -45,20 +46,20 @@ def write_and_absorb(
     pool: torch.Tensor,
     scale: float = 1.0,
 ) -> torch.Tensor | None:
-    """`norm_and_write` of `kernels.kv_write` without a norm of queries, and `absorb_query` of these, in one kernel.
+    """`norm_and_write` of `kernels.kv_write` without queries, and `absorb_query` of these, in one kernel.
 
-    projected: [tokens, heads * (nope + rope) + latent + rope] contiguous; weight: that of `absorb_query`; the others
-    are those of `norm_and_write`. Returns what `absorb_query` does. None where no kernel does both: only for a few rows
-    on Hopper.
+    query: [tokens, heads, nope + rope] and weight: those of `absorb_query`; latents: [tokens, latent + rope], last
+    dimension contiguous; the others are those of `norm_and_write`. Returns what `absorb_query` does. None where no
+    kernel does both: only for a few rows on Hopper.
     """
-    if not projected.is_cuda:
+    if not query.is_cuda:
         return None
     # Imported here: a machine without a GPU may lack Triton.
     from kernels.mla_projections import few_rows
 
-    if not few_rows.takes(projected, weight):
+    if not few_rows.takes(query, weight):
         return None
-    return few_rows.write_and_absorb(projected, weight, latent_weight, epsilon, rotations, slots, pool, scale)
+    return few_rows.write_and_absorb(query, latents, weight, latent_weight, epsilon, rotations, slots, pool, scale)
 
 
 def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:

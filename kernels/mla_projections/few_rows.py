@@ -87,7 +87,8 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
 
 
 def write_and_absorb(
-    projected: torch.Tensor,
+    query: torch.Tensor,
+    latents: torch.Tensor,
     weight: torch.Tensor,
     latent_weight: torch.Tensor,
     epsilon: float,
@@ -97,8 +98,6 @@ def write_and_absorb(
     scale: float,
 ) -> torch.Tensor:
     """As `kernels.mla_projections.write_and_absorb`."""
-    queries = projected.shape[1] - pool.shape[2]
-    query, latents = projected[:, :queries].view(len(projected), len(weight), -1), projected[:, queries:]
     return _launch(query, weight, rotations, latents, latent_weight, slots, pool, epsilon, scale)
 
 

@@ -98,14 +98,31 @@ def add_rms_norm_and_multiply(
     Leaves the residual as it is; returns another one and the product, [rows, outputs]. None where no kernel does both:
     only for one bfloat16 row on Hopper.
     """
+    assert isinstance(delta, ExpertOutputs) or delta.stride(1) == 1
     if not residual.is_cuda:
         return None
     # Imported here: a machine without a GPU may lack Triton.
     from kernels.norm import multiplied
 
-    if not multiplied.takes(delta, residual, matrix):
+    if not multiplied.takes(delta, matrix):
         return None
     return multiplied.add_rms_norm_and_multiply(delta, residual, weight, epsilon, matrix)
+
+
+def rms_norm_and_multiply(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, matrix: torch.Tensor
+) -> torch.Tensor | None:
+    """x: [rows, width], normalized as `join_rms_norms` does, times the transposed matrix, [outputs, width] contiguous.
+
+    weight: [width]. Returns [rows, outputs]; None where no kernel does both: only for one bfloat16 row on Hopper.
+    """
+    assert x.stride(1) == 1 and x.shape[1:] == weight.shape == matrix.shape[1:] and matrix.is_contiguous()
+    if not x.is_cuda:
+        return None
+    # Imported here: a machine without a GPU may lack Triton.
+    from kernels.norm import multiplied
+
+    return multiplied.rms_norm_and_multiply(x, weight, epsilon, matrix) if multiplied.takes(x, matrix) else None
 
 
 def _add_rms_norm(

@@ -1,4 +1,4 @@
-"""Residual addition, norm and a product of one row on Hopper, in Triton: one kernel in place of two."""
+"""Norm and a product of one row on Hopper, in Triton, perhaps after residual addition: one kernel in place of two."""
 
 import torch
 import triton
@@ -24,7 +24,7 @@ MOST_ROWS, MOST_WIDTH, MOST_WEIGHTS = 16, 4096, 1 << 24
 def _add_norm_and_multiply(
     delta, positions, factors, residual, norm, matrix, added, out, outputs, epsilon, ROWS: tl.constexpr,
     PLACES: tl.constexpr, PLACES_TILE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr,
-    OUTPUTS_TILE: tl.constexpr, DEPENDENT: tl.constexpr,
+    OUTPUTS_TILE: tl.constexpr, ADDS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     start_next(DEPENDENT)
     output, column = tl.program_id(0) * OUTPUTS_TILE + tl.arange(0, OUTPUTS_TILE), tl.arange(0, WIDTH_TILE)
@@ -33,9 +33,10 @@ def _add_norm_and_multiply(
     held = tl.load(own, mask=there[:, None] & inside[None, :], other=0.0)
     weight = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_earlier(DEPENDENT)
-    before = tl.load(residual + column, mask=inside, other=0.0)
+    if ADDS:
+        before = tl.load(residual + column, mask=inside, other=0.0)
     if ROWS == 0:
-        change = tl.load(delta + column, mask=inside, other=0.0)
+        found = tl.load(delta + column, mask=inside, other=0.0)
     else:
         place = tl.arange(0, PLACES_TILE)
         chosen = tl.load(positions + place, mask=place < PLACES, other=-1)
@@ -46,10 +47,11 @@ def _add_norm_and_multiply(
             # A row that no choice has was not written.
             used = tl.sum((chosen == row).to(tl.int32), axis=0) > 0
             total += tl.sum(tl.where(chosen == row, factor, 0.0), axis=0) * tl.where(used, values, 0.0)
-        change = total.to(before.dtype)
-    found = (change.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
-    if tl.program_id(0) == 0:
-        tl.store(added + column, found, mask=inside)
+        found = total.to(delta.dtype.element_ty)
+    if ADDS:
+        found = (found.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
+        if tl.program_id(0) == 0:
+            tl.store(added + column, found, mask=inside)
     whole = found.to(tl.float32)
     scale = tl.rsqrt(tl.sum(whole * whole, axis=0) / WIDTH + epsilon)
     # Rounds twice, as the reference does: after normalizing and after multiplying.
@@ -58,13 +60,13 @@ def _add_norm_and_multiply(
     tl.store(out + output, total.to(out.dtype.element_ty), mask=there)
 
 
-def takes(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor, matrix: torch.Tensor) -> bool:
+def takes(delta: torch.Tensor | ExpertOutputs, matrix: torch.Tensor) -> bool:
     """Whether there is one row, not too wide, and few experts' rows. matrix: [outputs, width]."""
     rows = delta.rows if isinstance(delta, ExpertOutputs) else delta
     summable = not isinstance(delta, ExpertOutputs) or (delta.shared is None and rows.dim() == 2)
     fits = len(rows) <= MOST_ROWS and rows.shape[-1] <= MOST_WIDTH and matrix.numel() <= MOST_WEIGHTS
-    bf16 = rows.dtype == residual.dtype == matrix.dtype == torch.bfloat16
-    return is_hopper() and len(residual) == 1 and bf16 and fits and summable
+    bf16 = rows.dtype == matrix.dtype == torch.bfloat16
+    return is_hopper() and delta.shape[0] == 1 and bf16 and fits and summable
 
 
 def add_rms_norm_and_multiply(
@@ -75,15 +77,32 @@ def add_rms_norm_and_multiply(
     matrix: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `kernels.norm.add_rms_norm_and_multiply`, for what it `takes`."""
+    added = torch.empty_like(residual)
+    return added, _launch(delta, residual, weight, epsilon, matrix, added)
+
+
+def rms_norm_and_multiply(x: torch.Tensor, weight: torch.Tensor, epsilon: float, matrix: torch.Tensor) -> torch.Tensor:
+    """As `kernels.norm.rms_norm_and_multiply`, for what it `takes`."""
+    return _launch(x, None, weight, epsilon, matrix, None)
+
+
+def _launch(
+    delta: torch.Tensor | ExpertOutputs,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+    matrix: torch.Tensor,
+    added: torch.Tensor | None,
+) -> torch.Tensor:
     outputs, width = matrix.shape
-    added, out = torch.empty_like(residual), residual.new_empty(1, outputs)
+    out = matrix.new_empty(1, outputs)
     padded = next_power_of_2(width)
     tile, rows, positions, factors, row_count, places = TILE // padded, delta, None, None, 0, 0
     if isinstance(delta, ExpertOutputs):
         rows, positions, factors = delta.rows, delta.positions, delta.weights
         row_count, places = len(rows), positions.shape[1]
-    launch(_add_norm_and_multiply, (cdiv(outputs, tile),), residual.device,
+    launch(_add_norm_and_multiply, (cdiv(outputs, tile),), matrix.device,
         rows, positions, factors, residual, weight, matrix, added, out, outputs, epsilon, row_count, places,
-        next_power_of_2(places), width, padded, tile, num_warps=WARPS,
+        next_power_of_2(places), width, padded, tile, residual is not None, num_warps=WARPS,
     )  # fmt: skip
-    return added, out
+    return out

@@ -44,7 +44,8 @@ def test_its_captured_pieces_see_the_latest_latent() -> None:
         slots = table[0, last // 64] * 64 + last % 64
         for own in projected:
             absorb = weight[:, :NOPE].contiguous()
-            query = projections.write_and_absorb(own, absorb, norm, 1e-6, turns, slots.long(), pool, 1.0)
+            queries, latents = own[:, :-WIDTH].view(1, heads, -1), own[:, -WIDTH:]
+            query = projections.write_and_absorb(queries, latents, absorb, norm, 1e-6, turns, slots, pool, 1.0)
             if after_each:
                 torch.cuda.synchronize()
             attended = few_heads.attend(query, pool, plan, SCALE)

@@ -48,7 +48,8 @@ def assert_written_and_absorbed(
     expected_pool, rest = pool.clone(), (norm, 1e-6, rotations, slots)
     query = kv_write.norm_and_write(projected.clone(), None, *rest, expected_pool, 0.5).reshape(rows, heads, -1)
     expected = reference.absorb_query(query.float(), weight.float(), rotations)
-    found = few_rows.write_and_absorb(projected, weight, *rest, pool, 0.5)
+    queries, latents = projected.split([heads * (nope + rope), latent + rope], dim=1)
+    found = few_rows.write_and_absorb(queries.view(rows, heads, -1), latents, weight, *rest, pool, 0.5)
     assert relative_error(found, expected) < 5e-3
     assert relative_error(pool.float(), expected_pool.float()) < 5e-3
 

@@ -46,6 +46,18 @@ def test_what_experts_made_is_added_up_before(device: torch.device) -> None:
     assert_as_defined(some_outputs(5, 384, device), 200, 384, device)
 
 
+def assert_normalized(outputs: int, width: int, device: torch.device) -> None:
+    x, weight = random(1, 2 * width, device=device)[:, :width], random(width, device=device)
+    matrix, plain = random(outputs, width, device=device), torch.empty(1, width, device=device).bfloat16()
+    reference.add_rms_norm(x, torch.zeros_like(plain), weight, EPSILON, plain, None)
+    found = multiplied.rms_norm_and_multiply(x, weight, EPSILON, matrix)
+    assert relative_error(found, plain.double() @ matrix.double().t()) < 5e-3
+
+
+def test_a_row_is_normalized_and_multiplied_without_a_residual(device: torch.device) -> None:
+    assert_normalized(200, 384, device)
+
+
 @pytest.mark.gpu
 @on_hopper
 # The first products of Moonlight's and GLM-4.7-Flash's attention.
@@ -54,3 +66,4 @@ def test_published_rows_are_multiplied(places: int, outputs: int) -> None:
     device = torch.device("cuda")
     assert_as_defined(some_outputs(places, 2048, device), outputs, 2048, device)
     assert_as_defined(random(1, 2048, device=device), outputs, 2048, device)
+    assert_normalized(5120, 768, device)
