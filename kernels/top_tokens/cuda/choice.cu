@@ -43,7 +43,7 @@ __device__ __forceinline__ int2 there(const void* place, u32 rank) {
 // All threads: finds the bin of the least chosen score among those of the pass, and how many of that bin are chosen.
 __device__ __forceinline__ void find_bin(Shared& shared, int pass, int wanted) {
   static_assert(BINS == 2 * THREADS, "a thread has two bins");
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32, low = 0, high = 0;
+  int low = 0, high = 0;
   // The first thread has the highest bins.
   int lowest = BINS - 2 * (threadIdx.x + 1);
   u32 ctas = cluster_size();
@@ -55,15 +55,7 @@ __device__ __forceinline__ void find_bin(Shared& shared, int pass, int wanted) {
     low += found[rank].x;
     high += found[rank].y;
   }
-  int own = low + high, above = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    int other = __shfl_up_sync(~0u, above, step);
-    if (lane >= step) above += other;
-  }
-  if (lane == 31) shared.warp_sums[warp] = above;
-  __syncthreads();
-  above += __reduce_add_sync(~0u, lane < warp ? shared.warp_sums[lane] : 0) - own;
+  int own = low + high, above = sum_before(shared.warp_sums, own);
   if (above < wanted && above + own >= wanted) {
     bool in_high = above + high >= wanted;
     shared.bin = lowest + in_high;

@@ -19,19 +19,10 @@ struct Shared {
 // All threads: finds the bin of the least chosen score among those of the pass, and how many of that bin are chosen.
 __device__ __forceinline__ void find_bin(Shared& shared, int pass, int wanted) {
   static_assert(BINS == 4 * THREADS, "a thread has four bins");
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   // The first thread has the highest bins.
   int lowest = BINS - 4 * (threadIdx.x + 1);
   int4 found = *reinterpret_cast<const int4*>(&shared.bins[pass][lowest]);
-  int own = (found.x + found.y) + (found.z + found.w), above = own;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    int other = __shfl_up_sync(~0u, above, step);
-    if (lane >= step) above += other;
-  }
-  if (lane == 31) shared.warp_sums[warp] = above;
-  __syncthreads();
-  above += __reduce_add_sync(~0u, lane < warp ? shared.warp_sums[lane] : 0) - own;
+  int own = (found.x + found.y) + (found.z + found.w), above = sum_before(shared.warp_sums, own);
   if (above < wanted && above + own >= wanted) {
     int bin = lowest + 3;
     if (above + found.w < wanted) above += found.w, bin--;
