@@ -15,6 +15,7 @@ from engine.model.quantization import WEIGHT_GROUP, Stored
 from kernels import __file__ as package
 from kernels.act_quant.quantized import cuda_macros
 from kernels.hopper import is_hopper
+from kernels.mla_decode import FEW_HEADS
 from kernels.mla_prefill.sources import MASKED, SOURCES
 
 ALWAYS = (
@@ -41,8 +42,6 @@ QUANTIZING = (
     "swiglu/bf16",
 )
 ONE_BYTE = "float8_e4m3fn"
-# As many as `kernels.mla_decode.few_heads` takes.
-FEW_HEADS = 16
 
 
 def compile_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> None:

@@ -43,8 +43,6 @@ STEP, LIGHT_STEP = 2048, 8192
 SHARED_STEP = 4096
 # Most copies of experts that were measured on a part of the experts.
 COPIES = 2
-
-
 # Layers of DeepSeek-R1, for which the largest captured step with prompts was measured.
 R1_LAYERS = 61
 

@@ -6,7 +6,7 @@ import torch
 
 from kernels.hopper import processors
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode import bf16
+from kernels.mla_decode import FEW_HEADS, bf16
 from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.bf16 import LATENT, WIDTH
 from kernels.mla_decode.parts import CUDA, DividedWork, Work
@@ -16,8 +16,6 @@ from kernels.structures import structure
 
 SOURCE = CUDA / "few_heads.cu"
 Arguments = structure(SOURCE, "Arguments")
-# The most heads of a token. With a tile of 32, GLM-4.7-Flash's 20 heads took 10.4 us, and 10.5 by the kernel for more.
-MOST_HEADS = 16
 # The most blocks that a context may have. Its CTAs, half of a chip's, read longer ones more slowly than memory could.
 MOST_BLOCKS = 160
 # As in the source. Each cluster leaves a piece.
@@ -28,7 +26,7 @@ EVEN = "even"
 
 def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int) -> bool:
     """Whether there is one token with few heads, and no long context, of what `bf16` takes."""
-    few = len(query) == 1 and query.shape[1] <= MOST_HEADS and plan.block_table.shape[1] <= MOST_BLOCKS
+    few = len(query) == 1 and query.shape[1] <= FEW_HEADS and plan.block_table.shape[1] <= MOST_BLOCKS
     return few and bf16.takes(query, pool, value_width)
 
 
@@ -47,7 +45,7 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
     )  # fmt: skip
     arguments = Arguments(
         pool_boxes=encode_rows(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS, WIDTH * 2, BLOCK_TOKENS, 128),
-        query_boxes=encode_rows(query.data_ptr(), heads, WIDTH * 2, MOST_HEADS, 128), work=work, pool=pool.data_ptr(),
+        query_boxes=encode_rows(query.data_ptr(), heads, WIDTH * 2, FEW_HEADS, 128), work=work, pool=pool.data_ptr(),
         scale_log2=scale * math.log2(math.e),
     )  # fmt: skip
     # A kernel launched as a dependent one reads the plan before it waits, so a new plan must be complete.
