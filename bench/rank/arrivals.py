@@ -7,8 +7,8 @@
 The engine that serves runs alone, as in `bench.rank`: no gateway, whose messages have several tokens when they are
 many. For each pair of prompt and answer tokens the rank is first kept full, each request that ends being replaced by
 another (saturation: requests a second). Then requests arrive by Poisson's law at shares of that rate, the same ones
-for each value of `engine.mixed_step_ms`; those of the first seconds do not count. A gap is the time from a request's
-token to its next, as the engine gives them.
+for each value of `engine.mixed_step_ms`; those of the first seconds do not count, nor those that come while the last
+ones that count end. A gap is the time from a request's token to its next, as the engine gives them.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from mesh.blocks import BLOCK_TOKENS
 FILLING_SECONDS, FULL_SECONDS = 3.0, 4.0
 # Steps are told apart by their prompt tokens in as many classes.
 TOKENS_TOGETHER = 512
-# The longest wait for the next arrival while nothing is to be computed.
+# How long it waits at a time for the next arrival while nothing is to be computed.
 IDLE_SECONDS = 0.001
 
 
@@ -96,25 +96,25 @@ def saturation(config: EngineConfig, backend: Backend, lengths: Lengths, filling
 def arrive(
     config: EngineConfig, backend: Backend, lengths: Lengths, rate: float, seconds: float, warm_up: float
 ) -> Arrived:
-    """seconds: for how long requests come; warm_up: those of the first seconds do not count."""
+    """seconds: requests that come until then count, except those of the first `warm_up` seconds. Others keep coming
+    until the last of these has ended: without them its last tokens would be next to no prompts.
+    """
     engine, rng = Engine(config, backend, time.monotonic), random.Random(1)
-    load, waiting = RankLoad(engine, backend), list[tuple[float, list[int]]]()
-    at = rng.expovariate(rate)
-    while at < seconds:
-        waiting.append((at, load.prompt(lengths.prompt)))
-        at += rng.expovariate(rate)
-    waiting.reverse()
-    asked, taken, began = dict[int, Answered](), list[tuple[float, int]](), time.monotonic()
+    load, next_at, began = RankLoad(engine, backend), rng.expovariate(rate), time.monotonic()
+    asked, taken, counted = dict[int, Answered](), list[tuple[float, int]](), list[Answered]()
     # If steps are launched ahead, the one that ends was launched with the tokens of the call before.
     ended, launched = began, 0
-    while waiting or engine.has_work():
-        now, queued = time.monotonic(), load.prompt_tokens_left
-        while waiting and began + waiting[-1][0] <= now:
-            came_at, prompt = waiting.pop()
-            asked[load.submit(prompt, lengths.answer)] = Answered(came_at)
-            queued += len(prompt)
+    while next_at < seconds or any(len(each.token_times) < lengths.answer for each in counted):
+        now, queued = time.monotonic() - began, load.prompt_tokens_left
+        while next_at <= now:
+            answered = Answered(next_at)
+            asked[load.submit(load.prompt(lengths.prompt), lengths.answer)] = answered
+            if warm_up <= next_at < seconds:
+                counted.append(answered)
+            queued += lengths.prompt
+            next_at += rng.expovariate(rate)
         if not engine.has_work():
-            time.sleep(min(IDLE_SECONDS, max(began + waiting[-1][0] - now, 0.0)))
+            time.sleep(IDLE_SECONDS)
             ended = time.monotonic()
             continue
         result = engine.step()
@@ -124,7 +124,9 @@ def arrive(
         launched_before, launched = launched, queued - load.prompt_tokens_left
         if began + warm_up <= ended < began + seconds:
             taken.append((ended - before, launched_before if backend.asynchronous else launched))
-    counted = [each for each in asked.values() if each.came_at >= warm_up]
+    for key in asked:
+        load.cancel(key)
+    load.drain()
     return Arrived(f"{lengths}, {rate:.3g} a second", str(config.mixed_step_ms), counted, taken)
 
 
