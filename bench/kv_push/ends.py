@@ -185,12 +185,16 @@ class Ends:
         geometry: Geometry,
         gpus: tuple[str | None, str | None],
         enter: tuple[Callable[[], None], Callable[[], None]] = (_stay, _stay),
+        limit_seconds: float | None = None,
     ) -> None:
-        """gpus: the receiver's and the sender's; None for host memory. enter: what each process calls first."""
+        """gpus: the receiver's and the sender's; None for host memory. enter: what each process calls first.
+        limit_seconds: of each call of a process that is ready; one that takes longer raises TimeoutError, and one of a
+        process that has ended raises EOFError.
+        """
         context = multiprocessing.get_context("spawn")
         left, right = context.Pipe()
-        self._receiving = _Remote(context, enter[0], _ReceivingEnd, left, config, geometry, gpus[0])
-        self._sending = _Remote(context, enter[1], _SendingEnd, right, config, geometry, gpus[1])
+        self._receiving = _Remote(context, limit_seconds, enter[0], _ReceivingEnd, left, config, geometry, gpus[0])
+        self._sending = _Remote(context, limit_seconds, enter[1], _SendingEnd, right, config, geometry, gpus[1])
 
     def __enter__(self) -> "Ends":
         return self
@@ -217,6 +221,13 @@ class Ends:
     def transport(self) -> str:
         transport: str = self._receiving.call("transport")
         return transport
+
+    def wait_until_ready(self, limit_seconds: float) -> None:
+        """Raises TimeoutError, and EOFError if a process has ended."""
+        for end in (self._receiving, self._sending):
+            end.begin("cpu_seconds")
+        for end in (self._receiving, self._sending):
+            end.result(limit_seconds)
 
     def idle_cpu(self, seconds: float) -> tuple[float, float]:
         """Share of a core that each process uses while nothing moves."""
@@ -246,15 +257,27 @@ class Ends:
 
 
 class _Remote:
-    def __init__(self, context: Any, enter: Callable[[], None], end: Callable[..., _End], *arguments: Any) -> None:
+    def __init__(
+        self,
+        context: Any,
+        limit_seconds: float | None,
+        enter: Callable[[], None],
+        end: Callable[..., _End],
+        *arguments: Any,
+    ) -> None:
+        self._limit_seconds = limit_seconds
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, enter, end, *arguments), daemon=True)
         self._process.start()
+        # So that this end notices that the process has ended.
+        theirs.close()
 
     def begin(self, method: str, *arguments: Any) -> None:
         self._pipe.send((method, arguments))
 
-    def result(self) -> Any:
+    def result(self, limit_seconds: float | None = None) -> Any:
+        if not self._pipe.poll(limit_seconds or self._limit_seconds):
+            raise TimeoutError("a process does not answer")
         return self._pipe.recv()
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -44,11 +44,11 @@ class Container:
             _become_first_process()
 
 
-def why_no_containers() -> str | None:
-    """Why this machine cannot have such processes; None if it can."""
+def why_no_containers(networks: bool = True) -> str | None:
+    """Why this machine cannot have such processes; None if it can. networks: whether with networks of their own."""
     if os.geteuid() != 0:
         return "namespaces need root"
-    if shutil.which("ip") is None:
+    if networks and shutil.which("ip") is None:
         return "network namespaces need ip"
     command = ["unshare", "--mount", "--ipc", "--pid", "--fork", "true"]
     ended = subprocess.run(command, stderr=subprocess.PIPE, encoding="utf-8", check=False)

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.kv_push.pools import Geometry
-from bench.transports.__main__ import LAYERS, PIECE_BYTES, SHARINGS, Sharing, measure
+from bench.transports.__main__ import LAYERS, PIECE_BYTES, SHARINGS, Measured, Pair, Sharing
 from bench.transports.containers import two_networks, why_no_containers
 
 pytestmark = [
@@ -19,6 +19,7 @@ GEOMETRY = Geometry(LAYERS, 8, PIECE_BYTES)
     ids=[sharing.name for sharing in SHARINGS[:3]],
 )
 def test_without_shared_ipc_kv_takes_tcp_and_is_warned_of(sharing: Sharing, by_tcp: bool) -> None:
-    with two_networks() as networks:
-        found = measure(sharing, networks, GEOMETRY, rounds=1)
+    with two_networks() as networks, Pair(sharing, networks, GEOMETRY) as pair:
+        found = pair.measure(rounds=1)
+    assert isinstance(found, Measured)
     assert ("tcp" in found.transport, found.warned) == (by_tcp, by_tcp)
