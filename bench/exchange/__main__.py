@@ -1,4 +1,7 @@
-"""`python -m bench.exchange [--ranks N]`: microseconds of each exchange in a CUDA graph, and of NCCL's, in one run."""
+"""`python -m bench.exchange [--ranks N] [--hosts N]`: microseconds of each exchange in a CUDA graph, and of NCCL's, in
+one run. With --hosts the ranks exchange as ranks of N hosts do, over NCCL; it takes what this host has, and the network
+with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1.
+"""
 
 import argparse
 from functools import partial
@@ -7,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.exchange.measure import measure, wire_rate
-from bench.exchange.processes import on_each_gpu
+from bench.exchange.processes import on_each_gpu, on_gpus_of_hosts
 from engine.parallel.layout import Layout
 from mesh.ports import free_port
 
@@ -15,10 +18,13 @@ from mesh.ports import free_port
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
-    ranks = parser.parse_args().ranks
-    rate = wire_rate()
-    by_rank = on_each_gpu(Layout(dp=ranks), partial(measure, free_port()))
-    shown = Table(title=f"{ranks} GPUs, us in a graph; wire at {rate / 1e9:.0f} GB/s a direction")
+    parser.add_argument("--hosts", type=int, default=1)
+    arguments = parser.parse_args()
+    ranks, hosts = arguments.ranks, arguments.hosts
+    rate, act = wire_rate(), partial(measure, free_port())
+    layout = Layout(dp=ranks, ep=ranks, hosts=hosts)
+    by_rank = on_each_gpu(layout, act) if hosts == 1 else on_gpus_of_hosts(layout, free_port(), act)
+    shown = Table(title=f"{ranks} GPUs, hosts: {hosts}; us in a graph; wire at {rate / 1e9:.0f} GB/s a direction")
     for column in ("rows of 7168 a rank", "wire", "deepmesh", "NCCL", "deepmesh GB/s"):
         shown.add_column(column, justify="right")
     for name, (wire_bytes, _) in by_rank[0].items():

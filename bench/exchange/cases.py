@@ -7,7 +7,7 @@ import torch
 from torch import distributed
 
 from bench.kernels.deepseek_r1 import EXPERT_WIDTH, HIDDEN
-from engine.exchange.peer import PeerExchange
+from engine.exchange.interface import RankExchange
 from engine.model.expert_group import ExpertGroup
 from engine.parallel.layout import Group
 from kernels.act_quant import GROUP, quantize
@@ -32,14 +32,16 @@ class Case:
     providers: dict[str, Callable[[], Call]]
 
 
-def cases(exchange: PeerExchange) -> Iterator[Case]:
+def cases(exchange: RankExchange) -> Iterator[Case]:
     ranks = exchange.place.layout.world
     experts = ExpertGroup(exchange)
     for rows in REDUCED_ROWS:
         yield _all_reduce(exchange, rows, ranks)
-    for rows in NORMALIZED_ROWS:
+    # Between hosts the norm is apart from its exchanges.
+    one_host = exchange.place.layout.hosts == 1
+    for rows in NORMALIZED_ROWS * one_host:
         yield _norm(exchange, rows, ranks)
-    for rows in SUMMED_ROWS:
+    for rows in SUMMED_ROWS * one_host:
         yield _all_sum_norm(exchange, rows, ranks)
     for tokens in DISPATCHED_TOKENS:
         dispatch, combine = _dispatch(experts, tokens), _combine(experts, tokens)
@@ -50,7 +52,7 @@ def cases(exchange: PeerExchange) -> Iterator[Case]:
     yield _swap(exchange, ranks)
 
 
-def _all_reduce(exchange: PeerExchange, rows: int, ranks: int) -> Case:
+def _all_reduce(exchange: RankExchange, rows: int, ranks: int) -> Case:
     def ours() -> Call:
         values = _random(rows, HIDDEN)
         return lambda: exchange.all_reduce(values, Group.WORLD)
@@ -62,7 +64,7 @@ def _all_reduce(exchange: PeerExchange, rows: int, ranks: int) -> Case:
     return Case(f"all-reduce {rows}", 2 * (ranks - 1) * rows * HIDDEN * 2 // ranks, {"deepmesh": ours, "NCCL": nccl})
 
 
-def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
+def _norm(exchange: RankExchange, rows: int, ranks: int) -> Case:
     """Sum, residual and norm of each rank's rows, then all rows to all ranks, in FP8 too.
 
     The peer is NCCL with our norm in between.
@@ -91,7 +93,7 @@ def _norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
     return Case(name, 2 * (ranks - 1) * rows * HIDDEN * 2 // ranks, {"deepmesh": ours, "NCCL": nccl})
 
 
-def _all_sum_norm(exchange: PeerExchange, rows: int, ranks: int) -> Case:
+def _all_sum_norm(exchange: RankExchange, rows: int, ranks: int) -> Case:
     """The sum of all rows, residual and norm on every rank, in FP8 too. The peer is NCCL, followed by our norm."""
 
     def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -146,7 +148,7 @@ def _combine(experts: ExpertGroup, tokens: int) -> Case:
     return Case(f"combine {tokens}", (experts.ranks - 1) * tokens * HIDDEN * 2, {"deepmesh": ours, "NCCL": nccl})
 
 
-def _swap(exchange: PeerExchange, ranks: int) -> Case:
+def _swap(exchange: RankExchange, ranks: int) -> Case:
     """The first and the last rank swap an expert in INT4, with a scale of two bytes for 128 weights."""
     weights = 3 * HIDDEN * EXPERT_WIDTH
     size = weights // 2 + weights // 64

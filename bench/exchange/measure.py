@@ -7,7 +7,7 @@ from torch import distributed
 
 from bench.exchange.cases import Case, cases
 from bench.kernels.timing import time_graph
-from engine.exchange.peer import PeerExchange
+from engine.exchange.interface import RankExchange
 
 # Calls in one graph, each with inputs of its own, for small tensors and for large ones.
 CALLS, LARGE_CALLS = 20, 4
@@ -30,7 +30,7 @@ def wire_rate() -> float:
     return COPIED_BYTES / min(seconds)
 
 
-def measure(port: int, exchange: PeerExchange) -> dict[str, tuple[int, dict[str, float]]]:
+def measure(port: int, exchange: RankExchange) -> dict[str, tuple[int, dict[str, float]]]:
     """By case: the bytes on the wire, and seconds by provider."""
     place = exchange.place
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -1,6 +1,7 @@
 """Ranks of one host, each in a process of its own."""
 
 import multiprocessing
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +13,12 @@ from typing import Any, TypeVar
 
 import torch
 
+# torch.distributed takes these names from here too.
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from engine.exchange.hosts import HostsExchange
 from engine.exchange.peer import PeerExchange
+from engine.exchange.rail import Rail
 from engine.parallel.layout import Layout, Place
 from engine.parallel.peers import GroupDescriptors, Peers
 
@@ -40,16 +46,21 @@ class Rank:
 def start_ranks(layout: Layout, act: Callable[[Peers], ResultT]) -> list[Rank]:
     """Start a process for each rank, which calls `act`. act: must be picklable, such as a function of a module."""
     context = multiprocessing.get_context("spawn")
-    descriptors = GroupDescriptors.create(layout.world)
+    # They exchange tensors only, for which hosts need no line.
+    lines = [None] if layout.hosts == 1 else [each.detach() for each in _sockets(layout.hosts)]
+    hosts = [GroupDescriptors.create(layout.ranks_a_host, line) for line in lines]
     ranks = []
     for rank in range(layout.world):
         results, theirs = context.Pipe(duplex=False)
+        descriptors = hosts[Place(layout, rank).host]
+        line = None if descriptors.line is None else DupFd(descriptors.line)
         shared = [DupFd(descriptor) for descriptor in (descriptors.memory, *descriptors.wakeups)]
-        process = context.Process(target=_run, args=(layout, rank, shared, act, theirs), daemon=True)
+        process = context.Process(target=_run, args=(layout, rank, shared, line, act, theirs), daemon=True)
         process.start()
         theirs.close()
         ranks.append(Rank(process, results))
-    descriptors.close()
+    for descriptors in hosts:
+        descriptors.close()
     return ranks
 
 
@@ -71,7 +82,34 @@ def exchanging(act: Callable[[PeerExchange], ResultT], peers: Peers) -> ResultT:
     return act(PeerExchange(peers, device))
 
 
-def _run(layout: Layout, rank: int, shared: list[Any], act: Callable[[Peers], object], results: Connection) -> None:
+def on_gpus_of_hosts(layout: Layout, port: int, act: Callable[[HostsExchange], ResultT]) -> list[ResultT]:
+    """As `on_each_gpu`, for ranks of several hosts, which are this one. They find each other at `port`."""
+    return on_each_rank(layout, partial(_exchanging_over_hosts, act, port))
+
+
+def _exchanging_over_hosts(act: Callable[[HostsExchange], ResultT], port: int, peers: Peers) -> ResultT:
+    place, number = peers.in_worker, peers.place.rank
+    device = torch.device("cuda", place.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    first = TCPStore("127.0.0.1", port, is_master=place.rank == 0)
+    store = PrefixStore(f"rail {number}", first)
+    rail = Rail(store, place.host, place.layout.hosts, device, LIMIT_SECONDS)
+    return act(HostsExchange(place, PeerExchange(peers, device), rail, device))
+
+
+def _sockets(hosts: int) -> list[socket.socket]:
+    return [end for _ in range(-(-hosts // 2)) for end in socket.socketpair()][:hosts]
+
+
+def _run(
+    layout: Layout,
+    rank: int,
+    shared: list[Any],
+    line: Any,
+    act: Callable[[Peers], object],
+    results: Connection,
+) -> None:
     memory, *wakeups = (descriptor.detach() for descriptor in shared)
-    peers = Peers(Place(layout, rank), GroupDescriptors(memory, wakeups), LIMIT_SECONDS)
+    descriptors = GroupDescriptors(memory, wakeups, line and line.detach())
+    peers = Peers(Place(layout, rank), descriptors, LIMIT_SECONDS)
     results.send(act(peers))
