@@ -9,11 +9,11 @@ COMMAND starts a server, with `{port}` where its HTTP port belongs. For one GPU,
     --server "deepmesh=deepmesh up --model DIR --random-weights --http-port {port}"
     --server "vllm=vllm serve DIR --load-format dummy --port {port}"
 
-For each pair of prompt and answer tokens: some streams, each with one request after another (output tokens/s and time
-per token), then requests that arrive by themselves: at shares of the highest rate that streams reached, and at given
-rates (times to first tokens and between tokens). Ratios are those of the first server to each other one. The servers'
-own lines go to DIR/NAME.log. Two settings of deepmesh are two servers; at the same load, with answers held up by
-prompts, for example:
+For each pair of prompt and answer tokens: requests that arrive by themselves at given rates (times to first tokens and
+between tokens; what is good of the first fifth and of the last), then some streams, each with one request after another
+(output tokens/s and time per token), then arrivals at shares of the highest rate that streams reached. Ratios are those
+of the first server to each other one. The servers' own lines go to DIR/NAME.log. Two settings of deepmesh are two
+servers; at the same load, with answers held up by prompts, for example:
 
     --server "even=deepmesh up --model DIR --random-weights --http-port {port}"
     --server "whole=deepmesh up --model DIR --random-weights --http-port {port} --set decode.engine.mixed_step_ms=null"
@@ -38,7 +38,7 @@ from rich.table import Table
 from loadgen.options import SEARCH_TPOT_MS, SEARCH_TTFT_MS, LoadOptions
 from loadgen.report import Report
 from loadgen.run import load
-from loadgen.summary import Distribution, Objectives, goodput
+from loadgen.summary import Distribution, Objectives, summarize
 from mesh.errors import EndpointUnavailable, UnknownModel
 from mesh.openai_client import OpenAIClient
 from mesh.ports import free_port
@@ -165,6 +165,15 @@ async def measure(url: str, loads: Loads) -> AsyncIterator[Row]:
     for each in loads.lengths:
         highest = 0.0
         asked: dict[str, object] = {"isl": each.prompt, "osl": each.answer, "vocabulary_size": loads.vocabulary}
+
+        async def arriving(name: str, rate: float, asked: dict[str, object] = asked) -> list[Row]:
+            options = asked | {"rate": rate, "requests": loads.requests, "seed": next(seeds)} | loads.bounds
+            return rows_of(name, await _report(url, options))
+
+        # First, so that the first fifth of the first of them finds a server that has served nothing.
+        for rate in loads.rates:
+            for row in await arriving(f"{each}, {rate:g} a second", rate):
+                yield row
         for number in loads.streams:
             at_once = {"rate": float("inf"), "requests": number * loads.rounds, "max_concurrency": number}
             done = (await _report(url, asked | at_once | {"seed": next(seeds)})).summary
@@ -172,10 +181,8 @@ async def measure(url: str, loads: Loads) -> AsyncIterator[Row]:
             yield Row(name, "output tokens/s", done.output_tokens_per_second, more_is_better=True)
             yield Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50)
             highest = max(highest, done.requests_per_minute / 60)
-        shares = [(f"{each}, at {share:g} of its highest rate", highest * share) for share in loads.shares]
-        for name, rate in (*shares, *((f"{each}, {rate:g} a second", rate) for rate in loads.rates)):
-            arriving = {"rate": rate, "requests": loads.requests, "seed": next(seeds)}
-            for row in rows_of(name, await _report(url, asked | arriving | loads.bounds)):
+        for share in loads.shares:
+            for row in await arriving(f"{each}, at {share:g} of its highest rate", share * highest):
                 yield row
 
 
@@ -183,15 +190,17 @@ def rows_of(name: str, report: Report) -> list[Row]:
     """The figures of a load whose requests arrive by themselves."""
     done, bounds = report.summary, Objectives(report.options.ttft_slo_ms, report.options.tpot_slo_ms)
     ttft_ms, itl_ms, fifth = _of(done.ttft_ms), _of(done.itl_ms), -(-len(report.records) // FIFTH)
-    first, last = (100 * goodput(part, bounds, 1.0).share for part in (report.records[:fifth], report.records[-fifth:]))
+    first, last = (summarize(part, bounds) for part in (report.records[:fifth], report.records[-fifth:]))
     return [
         Row(name, "answered a second", done.requests_per_minute / 60, more_is_better=True),
         Row(name, "good, %", 100 * done.goodput.share, more_is_better=True),
-        Row(name, "good of the first fifth, %", first, more_is_better=True),
-        Row(name, "good of the last fifth, %", last, more_is_better=True),
+        Row(name, "good of the first fifth, %", 100 * first.goodput.share, more_is_better=True),
+        Row(name, "good of the last fifth, %", 100 * last.goodput.share, more_is_better=True),
         Row(name, "TTFT, p50, ms", ttft_ms.p50),
         Row(name, "TTFT, p99, ms", ttft_ms.p99),
         Row(name, "time per token, p50, ms", _of(done.tpot_ms).p50),
+        Row(name, "time per token of the first fifth, p50, ms", _of(first.tpot_ms).p50),
+        Row(name, "time per token of the last fifth, p50, ms", _of(last.tpot_ms).p50),
         Row(name, "between tokens, p50, ms", itl_ms.p50),
         Row(name, "between tokens, p99, ms", itl_ms.p99),
         Row(name, "between tokens, p99 over p50", itl_ms.p99 / itl_ms.p50),

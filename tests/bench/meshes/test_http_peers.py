@@ -60,3 +60,4 @@ def test_a_load_tells_its_first_requests_from_its_last() -> None:
     found = {row.figure: row.value for row in rows_of("load", loaded(0.06, 0.01, 0.01, 0.01, 0.01))}
     assert (found["good of the first fifth, %"], found["good of the last fifth, %"]) == (0, 100)
     assert found["good, %"] == 80
+    assert found["time per token of the first fifth, p50, ms"] == pytest.approx(60)
