@@ -20,9 +20,6 @@ TILE_BYTES, WARPS = 1 << 15, 4
 # The widest experts for which these kernels are chosen: they were measured with 2,048. Wider ones lie on several GPUs,
 # and programs of choices that lie elsewhere would start for nothing.
 MOST_WIDTH = 4096
-# The widest experts for which these kernels are chosen: they were measured with 2,048. Wider ones lie on several GPUs,
-# and programs of choices that lie elsewhere would start for nothing.
-MOST_WIDTH = 4096
 
 
 # A program multiplies some outputs of one expert by the token, from registers. It belongs to one of the token's
