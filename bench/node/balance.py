@@ -158,6 +158,8 @@ def _resolved(options: Options, directory: Path, balance: BalanceConfig) -> Reso
         balance=balance,
         # The bench runs each kind of step once before it measures.
         warm_up="off",
+        # Page-locking would go on while the first steps are timed.
+        host_blocks=0,
     )
     return resolve(config, Hardware(torch.cuda.device_count(), 0))
 

@@ -209,6 +209,8 @@ def resolve_for(scratch: Path, options: Options, requests: Sequence[int], gpus: 
         parallel=ParallelConfig(tp=layout.tp, dp=layout.dp, ep=layout.ep),
         # The bench runs each kind of step once before it measures.
         warm_up="off",
+        # Page-locking would go on while the first steps are timed.
+        host_blocks=0,
         drafts=DraftsConfig(next_n=options.next_n, pinned_acceptance=NONE_RIGHT if options.next_n else ()),
     )
     return resolve(config, Hardware(gpus, 0))
