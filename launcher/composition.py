@@ -20,17 +20,22 @@ MORE_METRICS_OFFSETS: Mapping[str, int] = {"gateway": 30, "scheduler": 40}
 # Only for services that load no checkpoint. Workers have no limit, and neither have gateways, which are ready once a
 # worker is.
 READY_SECONDS = 60.0
+# How long a gateway keeps requests whose workers are lost, if workers compute on GPUs: a lost one is started again, and
+# its start takes 11 s (Moonlight, warm) to 98 s (DeepSeek-R1 on four GPUs).
+GPU_WORKER_SECONDS = 120.0
 
 
 def compose(plan: MeshPlan, cpu_count: int | None = None) -> list[ServiceSpec]:
     """The processes of a mesh, in their starting order. Raises ConfigError for a setting that belongs to no service."""
     asked = split_settings(plan.settings)
     stores = _stores_setting(plan)
+    workers = worker_specs(plan, asked, stores, cpu_count or os.cpu_count() or 1)
+    patience = [f"dispatch.worker_seconds={GPU_WORKER_SECONDS:g}"] if any(spec.gpu for spec in workers) else []
     specs = [
         *_schedulers(plan, (*stores, *asked["scheduler"])),
         *(_store(plan, number, asked["kvstore"]) for number in range(len(plan.store_ports))),
-        *worker_specs(plan, asked, stores, cpu_count or os.cpu_count() or 1),
-        *_gateways(plan, asked["gateway"]),
+        *workers,
+        *_gateways(plan, (*patience, *asked["gateway"])),
     ]
     return [replace(spec, metrics_port=_metrics_port(plan, spec.name)) for spec in specs]
 

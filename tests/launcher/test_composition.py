@@ -123,6 +123,15 @@ def test_every_worker_computes_on_a_gpu_of_its_own() -> None:
     assert specs["scheduler"].environment == specs["gateway"].environment == {}
 
 
+def test_gateways_await_a_restart_on_a_gpu_longer() -> None:
+    def patience(*settings: str, gpus: tuple[str, ...] = ("0",)) -> object:
+        specs = by_name(MeshPlan(None, settings=settings, gpus=gpus))
+        return last_value(specs["gateway"], "dispatch.worker_seconds")
+
+    assert patience() == 120 and patience("gateway.dispatch.worker_seconds=5") == 5
+    assert patience(gpus=()) is patience("decode.engine.device=cpu") is None
+
+
 def test_more_workers_than_gpus_divide_their_memory() -> None:
     specs = by_name(MeshPlan(None, decode_workers=1, prefill_workers=2, gpus=("3", "5")))
     shares = {name: last_value(specs[name], "engine.memory_share") for name in ("decode-0", "prefill-0", "prefill-1")}
