@@ -101,8 +101,10 @@ class Rail:
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = self._limit
         group = distributed.ProcessGroupNCCL(_part("nccl", store), self.own, self.ranks, options)
-        # Connected now, and not at the first call, which may be captured.
-        group.eager_connect_single_device(device)
+        # Connected now, and not at the first call, which may be captured. Tensors have a device with an index, and each
+        # device a connection of its own.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        group.eager_connect_single_device(torch.device("cuda", index))
         return group
 
     def _begin(self, name: str, result: torch.Tensor, *given: Any) -> Begun[torch.Tensor]:
