@@ -14,6 +14,8 @@ from engine.model.model import OnLayers
 
 # Captured kernels keep their stream's priority; lower numbers go first.
 HIGH_PRIORITY = -1
+# What a capture does not allow, it forbids to its own thread. By default a thread that page-locks memory would end it.
+ERROR_MODE = "thread_local"
 # By the bytes of an element: an integer type as which any such tensor can be described.
 _INTEGERS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
 
@@ -64,7 +66,7 @@ class CudaCapture:
         # Not `torch.cuda.graph`, which waits for the device and gives its free memory back before each capture.
         graph = torch.cuda.CUDAGraph()
         with _capturing(self._stream):
-            graph.capture_begin(self._handle)
+            graph.capture_begin(self._handle, ERROR_MODE)
             try:
                 work()
             finally:
@@ -116,7 +118,7 @@ class _CudaPieces:
 
     def _begin(self) -> None:
         self._pieces.append(_Piece(torch.cuda.CUDAGraph()))
-        self._pieces[-1].graph.capture_begin(self._handle)
+        self._pieces[-1].graph.capture_begin(self._handle, ERROR_MODE)
 
     def _end(self) -> None:
         self._pieces[-1].graph.capture_end()

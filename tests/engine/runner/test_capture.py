@@ -2,15 +2,18 @@
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from engine.config import DraftsConfig
+from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer
+from engine.offload.host_pages import HostPages
 from engine.runner.capture import CudaCapture, Pieces
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.step.two_batch import NEVER
@@ -28,7 +31,7 @@ class Cuda:
         note = self.calls.append
 
         class Graph:
-            def capture_begin(self, pool: object) -> None:
+            def capture_begin(self, pool: object, error_mode: str) -> None:
                 note("begin")
 
             def capture_end(self) -> None:
@@ -84,6 +87,26 @@ def test_work_that_fails_leaves_no_capture_open(
     with pytest.raises(torch.OutOfMemoryError):
         begin(CudaCapture(), lacks_memory)
     assert cuda.calls == ["empty", *calls] and gc.isenabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["whole", "pieces"])
+def test_other_threads_page_lock_memory_while_one_captures(in_pieces: bool) -> None:
+    sums, locked = torch.zeros(4, device="cuda"), list[HostPages]()
+    sums.add_(1)
+
+    def work(pieces: Pieces | None = None) -> None:
+        sums.add_(1)
+        with ThreadPoolExecutor(1) as threads:
+            locked.append(threads.submit(HostPages, 1 << 20, page_locked=True).result())
+        sums.add_(1)
+
+    if in_pieces:
+        CudaCapture().in_pieces(work).run(cast(ForwardContext, None), None)
+    else:
+        CudaCapture().whole(work)()
+    assert sums.tolist() == [3] * 4
 
 
 class Runs:
