@@ -1,5 +1,7 @@
 """Compares what ranks on one host's GPUs exchange by DeepEP, as they would between hosts, with their own exchange."""
 
+import itertools
+
 import torch
 
 from engine.exchange.peer import PeerExchange
@@ -46,9 +48,11 @@ class Senders:
         return (values.float() * factors).bfloat16()
 
 
-def drawn(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, weights and choices; one row has no expert."""
-    choices = torch.rand(tokens, TRAFFIC.experts, device="cuda").topk(TRAFFIC.choices).indices
+def drawn(tokens: int, experts: range = range(TRAFFIC.experts)) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows, weights and choices; one row has no expert. experts: what the others choose from; empty for none."""
+    choices = torch.full((tokens, TRAFFIC.choices), -1, device="cuda")
+    if experts:
+        choices = torch.rand(tokens, len(experts), device="cuda").topk(TRAFFIC.choices).indices + experts.start
     choices[tokens // 2] = -1
     rows = torch.randn(tokens, TRAFFIC.hidden, device="cuda").bfloat16()
     return rows, torch.rand(tokens, TRAFFIC.choices, device="cuda"), choices
@@ -57,9 +61,12 @@ def drawn(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def send_both_ways(exchange: PeerExchange) -> None:
     torch.manual_seed(exchange.place.rank)
     senders = Senders(exchange)
-    for tokens in (TOKENS, MANY_TOKENS):
+    half = TRAFFIC.experts // 2
+    # Experts of all ranks, of one rank, as few as a row chooses, and none.
+    routings = range(TRAFFIC.experts), range(half, 2 * half), range(TRAFFIC.choices), range(0)
+    for tokens, experts in itertools.product((TOKENS, MANY_TOKENS), routings):
         for form in (torch.Tensor.clone, quantize):
-            rows, weights, choices = drawn(tokens)
+            rows, weights, choices = drawn(tokens, experts)
             sent = (form(rows), weights, choices)
             _assert_near(senders.by_deep_ep(*sent), senders.by_exchange(*sent))
 
