@@ -2,9 +2,9 @@
 not.
 
 The MAC of one layer of a block covers the KV namespace, the block's hash, the layer, the bytes and the writer. It is
-GMAC (NIST SP 800-38D): a polynomial hash over GF(2^128), hidden by AES-256. Within one push, each part of a block (base
-layers, draft layers) has its own AES key and the layer is the nonce, so no nonce is used twice. The key of base layers
-does not depend on draft layers, so workers with and without drafts can verify each other's blocks.
+GMAC (`transfer.gmac`). Within one push, each part of a block (base layers, draft layers) has its own AES key and the
+layer is the nonce, so no nonce is used twice. The key of base layers does not depend on draft layers, so workers with
+and without drafts can verify each other's blocks.
 """
 
 import hashlib
@@ -12,31 +12,32 @@ import hmac
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from itertools import islice
+from typing import NamedTuple, Protocol
 
 import msgspec
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from mesh.domain.kv_identity import KvNamespace
+from transfer.gmac import KEY_BYTES
+from transfer.memory import Check, KeyedPieces
 from transfer.segments import Tile
 from transfer.ticket import BlockMac
 
 SALT_BYTES = 16
-TAG_BYTES = 16
 KEY_ID_BYTES = 8
 # Reasons for refusing a store's blocks.
 WRONG_BLOCK_MAC = "wrong_block_mac"
 UNKNOWN_BLOCK_KEY = "unknown_block_key"
-_NONCE_BYTES = 12
 
-# The pieces of a tile's blocks as a segment holds them, layer-major: piece (layer, block).
-Pieces = Sequence[memoryview]
+# Computes the tags of pieces that a segment holds.
+Tags = Callable[[Sequence[KeyedPieces]], Sequence[bytes]]
 
 
 class MacSource(Protocol):
     """Supplies the MACs for an outgoing transfer."""
 
-    def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac | None, ...]:
+    def macs_of(self, tile: Tile, tags: Tags) -> tuple[BlockMac | None, ...]:
         """The MAC of each block of the tile; None for a block that came without one."""
         ...
 
@@ -44,8 +45,8 @@ class MacSource(Protocol):
 class MacSink(Protocol):
     """Handles the MACs of an incoming transfer."""
 
-    def refusal(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> str | None:
-        """Why the tile's blocks may not be kept; None if they may."""
+    def check(self, tile: Tile, macs: Sequence[BlockMac | None]) -> Check | str:
+        """What is to be checked of the tile's blocks, or why they may not be kept."""
         ...
 
 
@@ -74,17 +75,16 @@ class NamespaceKey:
         )
         self.key_id = hashlib.blake2b(key=root, digest_size=KEY_ID_BYTES, person=b"dm-kv-key-id").digest()
 
-    def tags(
-        self, block_hash: bytes, writer: str, salt: bytes, first_layer: int, pieces: Sequence[memoryview]
-    ) -> bytes:
-        """Tags of a block's pieces in consecutive layers."""
+    def keyed(self, block: int, block_hash: bytes, writer: str, salt: bytes, tile: Tile) -> list[KeyedPieces]:
+        """The keys of a block's pieces in the tile's layers. block: its number within the tile."""
         # The salt and the hash have fixed lengths, so the concatenation is unambiguous.
         named = salt + block_hash + writer.encode()
-        base = pieces[: max(self._base_layers - first_layer, 0)]
-        first_draft = first_layer + len(base)
-        return _tags(self._base, named, first_layer, base) + _tags(
-            self._drafts, named, first_draft, pieces[len(base) :]
+        base = min(max(self._base_layers - tile.first_layer, 0), tile.layer_count)
+        parts = (
+            (self._base, tile.first_layer, base),
+            (self._drafts, tile.first_layer + base, tile.layer_count - base),
         )
+        return [KeyedPieces(block, first, layers, _key(part, named)) for part, first, layers in parts if layers]
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,14 @@ class Writing:
     hashes: Sequence[bytes]
     salt: bytes
 
-    def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac, ...]:
-        staged = pieces()
+    def macs_of(self, tile: Tile, tags: Tags) -> tuple[BlockMac, ...]:
+        blocks = [
+            self.key.keyed(block, block_hash, self.writer, self.salt, tile)
+            for block, block_hash in enumerate(_hashes_of(tile, self.hashes))
+        ]
+        made = iter(tags([pieces for block in blocks for pieces in block]))
         return tuple(
-            BlockMac(
-                self.writer,
-                self.salt,
-                self.key.tags(block_hash, self.writer, self.salt, tile.first_layer, staged[index :: tile.block_count]),
-                self.key.key_id,
-            )
-            for index, block_hash in enumerate(_hashes_of(tile, self.hashes))
+            BlockMac(self.writer, self.salt, b"".join(islice(made, len(block))), self.key.key_id) for block in blocks
         )
 
 
@@ -117,21 +115,21 @@ class Checking:
     keys: Sequence[NamespaceKey]
     hashes: Sequence[bytes]
 
-    def refusal(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> str | None:
+    def check(self, tile: Tile, macs: Sequence[BlockMac | None]) -> Check | str:
         if len(macs) != tile.block_count:
             return WRONG_BLOCK_MAC
-        staged = pieces()
-        for index, (block_hash, mac) in enumerate(zip(_hashes_of(tile, self.hashes), macs, strict=True)):
+        keyed: list[KeyedPieces] = []
+        blocks: list[_Expected] = []
+        for block, (block_hash, mac) in enumerate(zip(_hashes_of(tile, self.hashes), macs, strict=True)):
             if mac is None or len(mac.salt) != SALT_BYTES:
                 return WRONG_BLOCK_MAC
             keys = [key for key in self.keys if mac.key_id in (key.key_id, b"")]
             if not keys:
                 return UNKNOWN_BLOCK_KEY
-            own = staged[index :: tile.block_count]
-            tags = (key.tags(block_hash, mac.writer, mac.salt, tile.first_layer, own) for key in keys)
-            if not any(hmac.compare_digest(tag, mac.tags) for tag in tags):
-                return WRONG_BLOCK_MAC
-        return None
+            candidates = [key.keyed(block, block_hash, mac.writer, mac.salt, tile) for key in keys]
+            keyed += [pieces for each in candidates for pieces in each]
+            blocks.append(_Expected(mac.tags, [len(each) for each in candidates]))
+        return Check(keyed, partial(_refusal, blocks))
 
 
 class Author:
@@ -150,14 +148,24 @@ class Author:
         return Checking(self._keys, hashes)
 
 
-def _tags(part_key: bytes, named: bytes, first_layer: int, pieces: Sequence[memoryview]) -> bytes:
-    if not pieces:
-        return b""
-    key = AESGCM(hashlib.blake2b(named, key=part_key, digest_size=32, person=b"dm-kv-block").digest())
-    return b"".join(
-        key.encrypt(layer.to_bytes(_NONCE_BYTES, "little"), b"", piece)
-        for layer, piece in enumerate(pieces, first_layer)
-    )
+class _Expected(NamedTuple):
+    """A block's tags, and how many `KeyedPieces` it has for each key that they may have been made with."""
+
+    tags: bytes
+    candidates: Sequence[int]
+
+
+def _refusal(blocks: Sequence[_Expected], tags: Sequence[bytes]) -> str | None:
+    made = iter(tags)
+    for block in blocks:
+        found = [b"".join(islice(made, count)) for count in block.candidates]
+        if not any(hmac.compare_digest(each, block.tags) for each in found):
+            return WRONG_BLOCK_MAC
+    return None
+
+
+def _key(part_key: bytes, named: bytes) -> bytes:
+    return hashlib.blake2b(named, key=part_key, digest_size=KEY_BYTES, person=b"dm-kv-block").digest()
 
 
 def _hashes_of(tile: Tile, hashes: Sequence[bytes]) -> Sequence[bytes]:

@@ -1,14 +1,15 @@
 """KV in host memory: a rank's pool on CPU, or the store's slab."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
 from mesh.huge_pages import huge_memory
 from transfer.checksum import Bytes, same, segment_checksum
-from transfer.memory import Check, Done, Pool
+from transfer.gmac import tags
+from transfer.memory import Check, Done, KeyedPieces, Pool
 from transfer.segments import Tile
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
@@ -127,16 +128,17 @@ class _MappedBlocks:
     def copy(
         self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
     ) -> Done[str | None]:
+        keyed, made = deque(check.keyed if check else ()), list[bytes]()
         for number, (source, block) in enumerate(zip(sources, blocks, strict=True)):
             self._memory.copy(tile, block, self._mapped, source)
             # While the processor has it in its caches.
-            refusal = None if check is None else check(number, partial(self._pieces, tile, block))
-            if refusal is not None:
-                return Done(refusal)
-        return Done(None)
+            while keyed and keyed[0].block == number:
+                made.append(self._tags(keyed.popleft(), block))
+        return Done(check.refusal(made) if check else None)
 
-    def _pieces(self, tile: Tile, block: int) -> list[memoryview]:
-        return [piece.data for piece in self._memory.pieces(tile, block)]
+    def _tags(self, keyed: KeyedPieces, block: int) -> bytes:
+        pieces = self._memory.pieces(Tile(keyed.first_layer, keyed.layers, 0, 1), block)
+        return tags(keyed.key, keyed.first_layer, [piece.data for piece in pieces])
 
 
 def _dense(plane: Pool) -> Pool:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from transfer.block_macs import KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, MacSink
+from transfer.block_macs import KEY_ID_BYTES, SALT_BYTES, MacSink
+from transfer.gmac import TAG_BYTES
 from transfer.landing import Landing
 from transfer.memory import Pending
 from transfer.segments import Tile

@@ -1,9 +1,11 @@
 """MACs of the blocks of a store, as their writers sent them. A store can neither make nor check them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transfer.block_macs import TAG_BYTES, WRONG_BLOCK_MAC, Pieces
+from transfer.block_macs import WRONG_BLOCK_MAC, Tags
+from transfer.gmac import TAG_BYTES
+from transfer.memory import Check
 from transfer.segments import Tile
 from transfer.ticket import BlockMac
 
@@ -52,12 +54,12 @@ class Keeping:
     kept: KeptMacs
     blocks: Sequence[int]
 
-    def refusal(self, tile: Tile, macs: Sequence[BlockMac | None], pieces: Callable[[], Pieces]) -> str | None:
+    def check(self, tile: Tile, macs: Sequence[BlockMac | None]) -> Check | str:
         for block, mac in zip(self._blocks_of(tile), macs or [None] * tile.block_count, strict=False):
             self.kept.keep(block, tile.first_layer, tile.layer_count, mac)
-        return None if len(macs) in (0, tile.block_count) else WRONG_BLOCK_MAC
+        return Check((), lambda tags: None) if len(macs) in (0, tile.block_count) else WRONG_BLOCK_MAC
 
-    def macs_of(self, tile: Tile, pieces: Callable[[], Pieces]) -> tuple[BlockMac | None, ...]:
+    def macs_of(self, tile: Tile, tags: Tags) -> tuple[BlockMac | None, ...]:
         return tuple(self.kept.part(block, tile.first_layer, tile.layer_count) for block in self._blocks_of(tile))
 
     def _blocks_of(self, tile: Tile) -> Sequence[int]:

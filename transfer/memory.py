@@ -1,18 +1,35 @@
 """The memory that holds KV, as the transfer thread uses it: a rank's pool on CPU or GPU, or a store's slab."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from transfer.gmac import tags
 from transfer.segments import Tile
 
 # KV as uint8 [layers, blocks, bytes of a block in a layer].
 Pool: TypeAlias = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
-# Takes the number of a block among those that are copied, and its pieces, which no process changes any more. Returns
-# why they must not be used, or None.
-Check: TypeAlias = Callable[[int, Callable[[], Sequence[memoryview]]], str | None]
 Result = TypeVar("Result", covariant=True)
+
+
+class KeyedPieces(NamedTuple):
+    """Pieces of one block in consecutive layers that have their MACs (`transfer.gmac`) under the same key."""
+
+    # The block's number within a segment.
+    block: int
+    first_layer: int
+    layers: int
+    key: bytes
+
+
+class Check(NamedTuple):
+    """What is to be checked of a segment's blocks."""
+
+    # By block, ascending.
+    keyed: Sequence[KeyedPieces]
+    # Takes the tags of each of these. Returns why the segment must not be used, or None.
+    refusal: Callable[[Sequence[bytes]], str | None]
 
 
 class Pending(Protocol[Result]):
@@ -47,7 +64,7 @@ class HostSource(Protocol):
         """Begin to copy the tile's layers of these blocks to `blocks` of the KV memory, one to one. The result is None
         if that succeeded: work that begins after completion sees them.
 
-        Otherwise it is what `check` returned of a block, or `landing.NOT_COPIED`. `blocks` then hold anything, and
+        Otherwise it is what `check` says of their tags, or `landing.NOT_COPIED`. `blocks` then hold anything, and
         nothing writes to them any more.
         """
         ...
@@ -106,7 +123,18 @@ class KvMemory(Protocol):
         ...
 
 
-def staged_pieces(memory: KvMemory, staging: Any, size_bytes: int) -> list[memoryview]:
-    """The pieces at the start of a staging buffer's host side, in order."""
-    staged, piece_bytes = memory.read_staging(staging, size_bytes), memory.piece_bytes
-    return [staged[start : start + piece_bytes] for start in range(0, size_bytes, piece_bytes)]
+def staged_tags(memory: KvMemory, staging: Any, tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:
+    """The tags of pieces that lie at the start of a staging buffer's host side."""
+    if not keyed:
+        return []
+    staged, piece_bytes = memory.read_staging(staging, tile.pieces * memory.piece_bytes), memory.piece_bytes
+    return tags_in([staged[start : start + piece_bytes] for start in range(0, len(staged), piece_bytes)], tile, keyed)
+
+
+def tags_in(pieces: Sequence[memoryview], tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:
+    """pieces: all of the tile's, layer-major."""
+    made = []
+    for block, first_layer, layers, key in keyed:
+        first = first_layer - tile.first_layer
+        made.append(tags(key, first_layer, pieces[block :: tile.block_count][first : first + layers]))
+    return made

@@ -16,7 +16,7 @@ from transfer.landing import (
     Phase,
 )
 from transfer.mailbox import Mailbox
-from transfer.memory import KvMemory, Pending, staged_pieces
+from transfer.memory import KvMemory, Pending, staged_tags
 from transfer.origin import LocalTcp
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import Tile
@@ -223,12 +223,11 @@ class Receiver:
         if incoming.mac_sink is None:
             return None
         tile = incoming.tiles[index]
-        return incoming.mac_sink.refusal(tile, incoming.macs(index), partial(self._pieces, incoming, index))
-
-    def _pieces(self, incoming: Incoming, index: int) -> list[memoryview]:
-        """A segment's pieces in its slot, layer by layer."""
-        tile = incoming.tiles[index]
-        return staged_pieces(self._memory, self._received(incoming, incoming.slot(index)), self._size(tile))
+        check = incoming.mac_sink.check(tile, incoming.macs(index))
+        if isinstance(check, str):
+            return check
+        staging = self._received(incoming, incoming.slot(index))
+        return check.refusal(staged_tags(self._memory, staging, tile, check.keyed))
 
     def _received(self, incoming: Incoming, slot: int) -> Any:
         staging = self._staging[slot]

@@ -8,7 +8,7 @@ from typing import Any
 
 from mesh.observe import span
 from transfer.mailbox import Mailbox
-from transfer.memory import KvMemory, Pending, staged_pieces
+from transfer.memory import KvMemory, Pending, staged_tags
 from transfer.origin import Origin
 from transfer.outgoing import Outgoing
 from transfer.seal import Kind, seal
@@ -194,8 +194,8 @@ class Sender:
         outgoing = send.outgoing
         if outgoing.macs is None:
             return ()
-        pieces = partial(staged_pieces, self._memory, self._staged(outgoing, send.slot), send.size_bytes)
-        return outgoing.macs.macs_of(outgoing.tiles[send.index], pieces)
+        tile = outgoing.tiles[send.index]
+        return outgoing.macs.macs_of(tile, partial(staged_tags, self._memory, self._staged(outgoing, send.slot), tile))
 
     def _staged(self, outgoing: Outgoing, slot: int) -> Any:
         staging = self._staging[slot]

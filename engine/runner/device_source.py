@@ -3,19 +3,18 @@
 import logging
 import math
 import mmap
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from cuda.bindings import driver
 
 from engine.runner.locked_regions import LockedRegions
+from engine.runner.piece_tags import TagsInProgress
+from kernels import ghash
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check, Pending, Pool
 from transfer.segments import Tile
 
-Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 _log = logging.getLogger("deepmesh.engine")
 
 # About so much is locked by a call, for which the transfer thread waits.
@@ -26,7 +25,8 @@ MOST_PITCH = (1 << 31) - 1
 
 class DeviceSource:
     """A `transfer.memory.HostSource` for a pool on a GPU. A block's layers lie one after the other in the source, and
-    far apart in the pool: a copy of rows takes them all. Copies are queued on one stream, and use no processor.
+    far apart in the pool: a copy of rows takes them all. Copies are queued on one stream, and use no processor. Blocks
+    are checked in the pool, where their owner cannot change them any more.
     """
 
     def __init__(self, mapped: Pool, planes: Sequence[torch.Tensor], stream: torch.cuda.Stream) -> None:
@@ -37,6 +37,8 @@ class DeviceSource:
         _, layers, self._piece_bytes = mapped.shape
         self._mapped = mapped
         self._planes = [_Plane(plane) for plane in planes]
+        self._bytes = [plane.flatten(2).view(torch.uint8) for plane in planes]
+        ghash.prepare(planes[0].device)
         self._stream = stream
         self._block_bytes = layers * self._piece_bytes
         # They are given back when the last reference to the source goes, so they must not refer to it.
@@ -49,32 +51,14 @@ class DeviceSource:
     def copy(
         self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None
     ) -> Pending[str | None]:
-        refusal, private = None, []
-        for number, (source, block) in enumerate(zip(sources, blocks, strict=True)):
-            if check is None:
-                self._regions.lock_at(source * self._block_bytes)
-                found = self._layers_of(tile, source)
-            else:
-                # The block's owner could change it between the check and the copy.
-                found = self._own_copy(self._layers_of(tile, source))
-                private.append(found)
-                refusal = check(number, partial(_pieces, found))
-            if refusal is None and not self._copy_rows(tile, found.ctypes.data, block):
-                refusal = NOT_COPIED
-            if refusal is not None:
-                break
-        return _Copied(self._stream.record_event(), refusal, (self, private))
-
-    def _layers_of(self, tile: Tile, source: int) -> Rows:
-        """[layer_count, piece_bytes]"""
-        layers: Rows = self._mapped[source, tile.first_layer : tile.first_layer + tile.layer_count]
-        return layers
-
-    def _own_copy(self, found: Rows) -> Rows:
-        """A copy that CUDA can read by itself."""
-        own: Rows = torch.empty(found.shape, dtype=torch.uint8, pin_memory=self._planes[0].on_gpu).numpy()
-        own[:] = found
-        return own
+        for source, block in zip(sources, blocks, strict=True):
+            self._regions.lock_at(source * self._block_bytes)
+            if not self._copy_rows(tile, self._mapped[source, tile.first_layer].ctypes.data, block):
+                return _Copied(self._stream.record_event(), self, lambda: NOT_COPIED)
+        if check is None:
+            return _Copied(self._stream.record_event(), self, lambda: None)
+        tags = TagsInProgress(self._bytes, blocks, check.keyed)
+        return _Copied(self._stream.record_event(), self, lambda: check.refusal(tags.result()))
 
     def _copy_rows(self, tile: Tile, address: int, block: int) -> bool:
         """Queue copies of a block's layers, which lie at this address one after the other. Returns whether that went
@@ -96,7 +80,6 @@ class _Plane:
     def __init__(self, plane: torch.Tensor) -> None:
         self._address = plane.data_ptr()
         self._blocks = plane.shape[1]
-        self.on_gpu = plane.is_cuda
         self.piece_bytes = plane[0, 0].numel() * plane.itemsize
 
     def copy(self, tile: Tile, address: int, pitch: int, block: int, stream: int) -> list[driver.CUresult]:
@@ -140,11 +123,11 @@ class _PageLocks:
 class _Copied:
     """A `transfer.memory.Pending`."""
 
-    def __init__(self, done: torch.cuda.Event, refusal: str | None, read: object) -> None:
-        """refusal: the result; read: what keeps the memory that is read, until the copies have completed."""
+    def __init__(self, done: torch.cuda.Event, read: object, refusal: Callable[[], str | None]) -> None:
+        """read: what keeps the memory that is read, until the copies have completed; refusal: the result then."""
         self._done = done
-        self._refusal = refusal
         self._read = read
+        self._refusal = refusal
 
     @property
     def completed(self) -> bool:
@@ -153,11 +136,7 @@ class _Copied:
 
     def result(self) -> str | None:
         self._done.synchronize()
-        return self._refusal
-
-
-def _pieces(rows: Rows) -> list[memoryview]:
-    return [row.data for row in rows]
+        return self._refusal()
 
 
 def _region_bytes(block_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from tests.support.ranks import running_rank, until_an_end
 from transfer.block_macs import Author, Authorship
 from transfer.config import TransferConfig
 from transfer.kept_macs import KeptMacs
+from transfer.memory import tags_in
 from transfer.segments import Tile
 from transfer.ticket import BlockMac
 from worker.ranks.client import RankClient
@@ -58,7 +60,8 @@ def use_other_namespace(store: RankStore) -> None:
     """The same bytes, hash and writer, vouched for by a worker of other weights."""
     namespace = msgspec.structs.replace(store.namespace, weights_fingerprint="other")
     writing = Author(Authorship(SECRET, "decode-1"), namespace).writes(store.hashes)
-    (mac,) = writing.macs_of(Tile(0, 1, 0, 1), lambda: [store.slab[0, 0].data])
+    tile = Tile(0, 1, 0, 1)
+    (mac,) = writing.macs_of(tile, partial(tags_in, [store.slab[0, 0].data], tile))
     macs_of(store)[0] = mac
 
 

@@ -1,5 +1,6 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mesh.domain.kv_identity import KvNamespace
-from transfer.block_macs import UNKNOWN_BLOCK_KEY, WRONG_BLOCK_MAC, Author, Authorship
+from transfer.block_macs import UNKNOWN_BLOCK_KEY, WRONG_BLOCK_MAC, Author, Authorship, MacSink, Tags
 from transfer.kept_macs import Keeping, KeptMacs
+from transfer.memory import tags_in
 from transfer.segments import Tile, plan_whole
 from transfer.ticket import BlockMac
 
@@ -27,11 +29,17 @@ def author(
     return Author(Authorship(secret, writer, tuple(accepted)), msgspec.structs.replace(NAMESPACE, **changes))
 
 
-def pieces_of(tile: Tile, kv: np.ndarray = KV) -> Callable[[], Sequence[memoryview]]:
-    """As a segment has them."""
+def tags_of(tile: Tile, kv: np.ndarray = KV) -> Tags:
+    """Those of pieces as a segment has them."""
     layers = slice(tile.first_layer, tile.first_layer + tile.layer_count)
     window = kv[layers, tile.first_block : tile.first_block + tile.block_count]
-    return lambda: [piece.data for layer in window for piece in layer]
+    return partial(tags_in, [piece.data for layer in window for piece in layer], tile)
+
+
+def refusal(sink: MacSink, tile: Tile, macs: Sequence[BlockMac | None], kv: np.ndarray = KV) -> str | None:
+    """Why the tile's blocks may not be kept."""
+    check = sink.check(tile, macs)
+    return check if isinstance(check, str) else check.refusal(tags_of(tile, kv)(check.keyed))
 
 
 @dataclass
@@ -45,12 +53,12 @@ class Store:
     def offered(cls, writer: Author, segment_bytes: int = 1 << 20) -> "Store":
         store, writing = cls(KeptMacs(LAYERS, 10)), writer.writes(HASHES)
         for tile in plan_whole(LAYERS, BLOCKS, PIECE, segment_bytes):
-            macs = writing.macs_of(tile, pieces_of(tile))
-            assert Keeping(store.kept, store.blocks).refusal(tile, macs, list) is None
+            macs = writing.macs_of(tile, tags_of(tile))
+            assert refusal(Keeping(store.kept, store.blocks), tile, macs) is None
         return store
 
     def given(self, tile: Tile) -> tuple[BlockMac | None, ...]:
-        return Keeping(self.kept, self.blocks).macs_of(tile, list)
+        return Keeping(self.kept, self.blocks).macs_of(tile, lambda _: ())
 
 
 def refusals(
@@ -58,7 +66,7 @@ def refusals(
 ) -> set[str | None]:
     """Why segments that the store sends are not taken for blocks of these hashes; None where one is."""
     tiles = plan_whole(LAYERS, BLOCKS, PIECE, segment_bytes)
-    return {reader.checks(hashes).refusal(tile, store.given(tile), pieces_of(tile, kv)) for tile in tiles}
+    return {refusal(reader.checks(hashes), tile, store.given(tile), kv) for tile in tiles}
 
 
 def believed(store: Store, reader: Author, **segments: Any) -> bool:
@@ -137,19 +145,19 @@ def test_base_layers_are_believed_whatever_draft_layers_follow() -> None:
     tile = Tile(0, LAYERS - 1, 0, BLOCKS)
     for writer, reader in ((drafting, plain), (plain, drafting)):
         store, writing = Store(KeptMacs(LAYERS, 10)), writer.writes(HASHES)
-        assert Keeping(store.kept, store.blocks).refusal(tile, writing.macs_of(tile, pieces_of(tile)), list) is None
-        assert reader.checks(HASHES).refusal(tile, store.given(tile), pieces_of(tile)) is None
+        assert refusal(Keeping(store.kept, store.blocks), tile, writing.macs_of(tile, tags_of(tile))) is None
+        assert refusal(reader.checks(HASHES), tile, store.given(tile)) is None
 
 
 def test_draft_layers_are_believed_from_workers_with_as_many_alone() -> None:
     tile = Tile(LAYERS - 1, 1, 0, BLOCKS)
-    macs = author(draft_layers=1).writes(HASHES).macs_of(tile, pieces_of(tile))
-    assert author(draft_layers=1).checks(HASHES).refusal(tile, macs, pieces_of(tile)) is None
+    macs = author(draft_layers=1).writes(HASHES).macs_of(tile, tags_of(tile))
+    assert refusal(author(draft_layers=1).checks(HASHES), tile, macs) is None
     for other in (author(), author(draft_layers=2)):
-        assert other.checks(HASHES).refusal(tile, macs, pieces_of(tile)) == WRONG_BLOCK_MAC
+        assert refusal(other.checks(HASHES), tile, macs) == WRONG_BLOCK_MAC
     # A layer of the model is none of drafts, though its bytes are the same.
-    base = author().writes(HASHES).macs_of(tile, pieces_of(tile))
-    assert author(draft_layers=1).checks(HASHES).refusal(tile, base, pieces_of(tile)) == WRONG_BLOCK_MAC
+    base = author().writes(HASHES).macs_of(tile, tags_of(tile))
+    assert refusal(author(draft_layers=1).checks(HASHES), tile, base) == WRONG_BLOCK_MAC
 
 
 @given(st.integers(PIECE, 20 * PIECE), st.integers(PIECE, 20 * PIECE))
@@ -176,7 +184,7 @@ def test_parts_of_two_offers_are_no_block() -> None:
     """Two workers' bytes of one block may differ, and are never mixed."""
     store, second = Store.offered(author()), author(writer="decode-1").writes(HASHES)
     tile = Tile(2, 1, 0, BLOCKS)
-    Keeping(store.kept, store.blocks).refusal(tile, second.macs_of(tile, pieces_of(tile)), list)
+    refusal(Keeping(store.kept, store.blocks), tile, second.macs_of(tile, tags_of(tile)))
     assert not believed(store, author())
 
 
@@ -184,10 +192,10 @@ def test_what_a_store_sends_instead_of_macs_is_refused() -> None:
     tile = Tile(0, LAYERS, 0, BLOCKS)
     checking = author().checks(HASHES)
     for macs in ((), (BlockMac("w", b"", b""),) * BLOCKS, (BlockMac("w", bytes(16), b""),) * BLOCKS):
-        assert checking.refusal(tile, macs, pieces_of(tile)) == WRONG_BLOCK_MAC
+        assert refusal(checking, tile, macs) == WRONG_BLOCK_MAC
 
 
 def test_two_pushes_of_a_block_never_share_a_key() -> None:
     tile, worker = Tile(0, LAYERS, 0, BLOCKS), author()
-    first, second = (worker.writes(HASHES).macs_of(tile, pieces_of(tile)) for _ in range(2))
+    first, second = (worker.writes(HASHES).macs_of(tile, tags_of(tile)) for _ in range(2))
     assert not {mac.tags for mac in first} & {mac.tags for mac in second}

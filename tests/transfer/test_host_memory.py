@@ -1,5 +1,3 @@
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pytest
 import xxhash
@@ -8,6 +6,7 @@ from hypothesis import strategies as st
 
 from transfer.checksum import CHUNK_BYTES, checksum_bytes, seed_of, segment_checksum
 from transfer.host_memory import HostMemory
+from transfer.memory import Check, KeyedPieces, tags_in
 from transfer.segments import Tile
 
 LAYERS, BLOCKS = 3, 8
@@ -100,14 +99,14 @@ def test_a_piece_is_what_all_planes_hold_of_it() -> None:
 def test_mapped_blocks_are_copied_to_both_planes() -> None:
     others = [np.zeros((LAYERS, BLOCKS, size), np.uint8) for size in (40, 12)]
     mapped = np.random.default_rng(0).integers(1, 256, (7, LAYERS + 1, 52), np.uint8)
-    seen: list[tuple[int, bytes]] = []
-
-    def note(number: int, pieces: Callable[[], Sequence[memoryview]]) -> None:
-        seen.append((number, b"".join(pieces())))
-
-    copied = HostMemory(*others).host_source(mapped).copy(Tile(1, 2, 0, 3), [4, 0, 6], [2, 3, 1], note)
-    assert copied.result() is None
-    assert seen == [(number, mapped[block, 1:3].tobytes()) for number, block in enumerate([4, 0, 6])]
+    tile, sources = Tile(1, 2, 0, 3), [4, 0, 6]
+    keyed = [KeyedPieces(block, 1, 2, bytes([block]) * 32) for block in range(3)]
+    # A layer by itself has another key.
+    keyed[2:] = [KeyedPieces(2, 1, 1, bytes(32)), KeyedPieces(2, 2, 1, bytes([9]) * 32)]
+    expected = tags_in([mapped[source, layer].data for layer in (1, 2) for source in sources], tile, keyed)
+    check = Check(keyed, lambda tags: "right" if tags == expected else "wrong")
+    copied = HostMemory(*others).host_source(mapped).copy(tile, sources, [2, 3, 1], check)
+    assert copied.result() == "right"
     for other, columns in zip(others, (slice(40), slice(40, 52)), strict=True):
         assert (other[1:3][:, [2, 3, 1]] == mapped[[4, 0, 6], 1:3, columns].transpose(1, 0, 2)).all()
         assert other.any(axis=2).sum() == 6

@@ -1,9 +1,7 @@
 """A store's memory, mapped by a worker of its host: blocks are copied from there to the worker's own, once."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from transfer.block_macs import MacSink, Pieces
 from transfer.incoming import Incoming
 from transfer.landing import WRONG_SIZE
 from transfer.memory import Done, KvMemory, Pending
@@ -37,8 +35,9 @@ class MappedSlab:
         if not self._has(tile, sources):
             return Done(WRONG_SIZE)
         blocks = incoming.blocks[tile.first_block : tile.first_block + tile.block_count]
-        sink = incoming.mac_sink
-        check = None if sink is None else partial(_refusal, sink, incoming, index)
+        check = None if incoming.mac_sink is None else incoming.mac_sink.check(tile, incoming.macs(index))
+        if isinstance(check, str):
+            return Done(check)
         return self._source.copy(tile, sources, blocks, check)
 
     def _has(self, tile: Tile, sources: Sequence[int]) -> bool:
@@ -48,10 +47,3 @@ class MappedSlab:
             and tile.first_layer + tile.layer_count <= self._handle.layers
             and all(0 <= source < self._handle.blocks for source in sources)
         )
-
-
-def _refusal(sink: MacSink, incoming: Incoming, index: int, number: int, pieces: Callable[[], Pieces]) -> str | None:
-    """Why the block of that number in a segment must not be used."""
-    tile = incoming.tiles[index]
-    one = tile._replace(first_block=tile.first_block + number, block_count=1)
-    return sink.refusal(one, incoming.macs(index)[number : number + 1], pieces)

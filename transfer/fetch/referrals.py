@@ -68,7 +68,7 @@ class Referrals:
         outgoing.push.begin(index)
         tile = outgoing.tiles[index]
         blocks = outgoing.blocks[tile.first_block : tile.first_block + tile.block_count]
-        macs = () if outgoing.macs is None else outgoing.macs.macs_of(tile, list)
+        macs = () if outgoing.macs is None else outgoing.macs.macs_of(tile, lambda _: ())
         message = Announcement(
             segment=index,
             size_bytes=tile.pieces * self._memory.piece_bytes,

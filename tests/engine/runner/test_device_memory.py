@@ -10,6 +10,7 @@ import torch
 
 from engine.runner.device_memory import DeviceMemory, DeviceSlot, HostSide
 from transfer.host_memory import HostMemory
+from transfer.memory import Check, KeyedPieces, tags_in
 from transfer.segments import Tile
 from transfer.shared_memory import SharedMemory, map_memory
 
@@ -97,9 +98,11 @@ def test_blocks_that_another_process_shares_are_copied(
     shared.array[:] = np.random.default_rng(0).integers(0, 256, len(shared.array), np.uint8)
     assert shared.handle is not None
     mapped = map_memory(shared.handle, writable=True).reshape(7, 4, memory.piece_bytes)
-    copied = memory.host_source(mapped).copy(
-        Tile(1, 2, 0, 3), [6, 0, 3], [8, 1, 4], (lambda number, pieces: None) if checked else None
-    )
+    tile, sources = Tile(1, 2, 0, 3), [6, 0, 3]
+    keyed = [KeyedPieces(block, 1, 2, bytes([block]) * 32) for block in range(3)]
+    expected_tags = tags_in([mapped[source, layer].data for layer in (1, 2) for source in sources], tile, keyed)
+    check = Check(keyed, lambda tags: None if tags == expected_tags else "wrong")
+    copied = memory.host_source(mapped).copy(tile, sources, [8, 1, 4], check if checked else None)
     assert copied.result() is None and copied.completed
     found = torch.from_numpy(mapped[[6, 0, 3], 1:3].copy()).transpose(0, 1)
     for target, expected, pieces in zip(targets, before, found.split([64 * 576, 64 * 128], 2), strict=True):

@@ -14,8 +14,9 @@ from cuda.bindings import driver as cuda
 
 from engine.runner import device_source
 from engine.runner.device_source import DeviceSource
+from transfer.gmac import tags
 from transfer.landing import NOT_COPIED
-from transfer.memory import Check
+from transfer.memory import Check, KeyedPieces
 from transfer.segments import Tile
 
 # The store's blocks have a layer more than the worker's. One and a half of them have a page.
@@ -125,26 +126,29 @@ def test_layers_too_far_apart_are_copied_one_by_one(make: Make, monkeypatch: pyt
     assert made.driver.copies == [(1, WIDTHS[0])] * 2 + [(2, WIDTHS[1])]
 
 
-def test_what_was_checked_is_what_arrives(make: Make) -> None:
+KEYS = [bytes([number]) * 32 for number in range(3)]
+# Two blocks; the last layer of the second one has another key.
+KEYED = [KeyedPieces(0, 1, 2, KEYS[0]), KeyedPieces(1, 1, 1, KEYS[1]), KeyedPieces(1, 2, 1, KEYS[2])]
+
+
+def test_blocks_are_checked_by_their_tags_where_they_arrived(make: Make) -> None:
     made = make(10)
-    right = made.mapped.copy()
+    expected = [
+        tags(each.key, each.first_layer, [made.mapped[[8, 0][each.block], layer].data for layer in layers])
+        for each in KEYED
+        for layers in [range(each.first_layer, each.first_layer + each.layers)]
+    ]
+    found: list[Sequence[bytes]] = []
 
-    def check(number: int, pieces: Callable[[], Sequence[memoryview]]) -> None:
-        assert b"".join(pieces()) == right[[8, 0][number], 1:3].tobytes()
-        # Now the owner gives it to another block.
-        made.mapped[[8, 0][number]] = 0
+    def refusal(tags: Sequence[bytes]) -> str:
+        found.append(tags)
+        return "wrong"
 
-    copied = made.source.copy(Tile(1, 2, 0, 2), [8, 0], [1, 4], check)
-    assert copied.result() is None and copied.completed
-    made.mapped[:] = right
-    made.check(Tile(1, 2, 0, 2), [8, 0], [1, 4])
-
-
-def test_nothing_is_written_once_a_block_is_refused(make: Make) -> None:
-    made = make(10)
-    refused = made.source.copy(Tile(0, 3, 0, 3), [8, 0, 4], [1, 4, 2], lambda number, _: "wrong" if number else None)
-    assert refused.result() == "wrong" and len(made.waits) == 1
-    made.check(Tile(0, 3, 0, 1), [8], [1])
+    copied = made.source.copy(Tile(1, 2, 0, 2), [8, 0], [1, 4], Check(KEYED, refusal))
+    # Now the owner gives them to other blocks.
+    made.mapped[:] = 0
+    assert copied.completed and copied.result() == "wrong" and len(made.waits) == 1
+    assert found == [expected]
 
 
 @pytest.fixture
@@ -165,7 +169,7 @@ def test_what_was_locked_is_unlocked_at_once_in_the_end(make: Make) -> None:
     assert not made.driver.locked and sys.getrefcount(made.mapped) < users
 
 
-@pytest.mark.parametrize("check", [None, lambda *_: None], ids=["unchecked", "checked"])
+@pytest.mark.parametrize("check", [None, Check(KEYED[:1], lambda _: None)], ids=["unchecked", "checked"])
 def test_a_copy_that_the_driver_refuses_fails(make: Make, check: Check | None) -> None:
     made = make(10)
     made.driver.fails = True

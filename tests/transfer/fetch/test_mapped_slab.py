@@ -1,6 +1,7 @@
 """Segments that a worker copies out of a store's memory."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from transfer.host_memory import HostMemory
 from transfer.incoming import Incoming
 from transfer.landing import NOT_COPIED, WRONG_SIZE
 from transfer.mailbox import Mailbox
-from transfer.memory import Done, KvMemory, Pool
+from transfer.memory import Done, KvMemory, Pool, tags_in
 from transfer.origin import LocalTcp
 from transfer.receiver import Receiver
 from transfer.seal import Kind, seal
@@ -69,7 +70,7 @@ class Scene:
             segment=0,
             size_bytes=size,
             transport="mapped",
-            macs=AUTHOR.writes(HASHES).macs_of(TILE, lambda: by_layer) if checked else (),
+            macs=AUTHOR.writes(HASHES).macs_of(TILE, partial(tags_in, by_layer, TILE)) if checked else (),
             sources=SOURCES,
         )
 

@@ -1,0 +1,14 @@
+"""The source that hashes a pool's pieces on the CPU."""
+
+import pytest
+import torch
+
+from kernels.ghash import reference
+from tests.support.cuda_on_cpu.launches import CudaOnCpu
+from tests.support.hashed_pieces import PIECES, hashed_pieces
+
+
+@pytest.mark.parametrize("widths", PIECES, ids=str)
+def test_pieces_are_hashed_as_defined(widths: tuple[int, ...], on_cpu: CudaOnCpu) -> None:
+    given = hashed_pieces(widths)
+    assert torch.equal(on_cpu.module("ghash.cuda_pieces").hash_pieces(*given), reference.hash_pieces(*given))
