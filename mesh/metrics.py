@@ -153,7 +153,7 @@ TRANSFER_SLOTS_FREE = Gauge("deepmesh_transfer_slots_free", "Staging slots that 
 TRANSFER_SLOTS_QUARANTINED = Gauge("deepmesh_transfer_slots_quarantined", "Staging slots that late bytes may reach")
 TRANSFER_BYTES = Counter("deepmesh_transfer_bytes_total", "KV moved", ["direction", "transport"])
 TRANSFER_LOCAL_TCP_BYTES = Counter(
-    "deepmesh_transfer_local_tcp_bytes_total", "KV received over TCP from the same host, where memory would do"
+    "deepmesh_transfer_local_tcp_bytes_total", "KV received from this host over TCP, or by a GPU through host memory"
 )
 TRANSFER_REFUSED = Counter("deepmesh_transfer_refused_total", "Tickets, segments and messages refused", ["reason"])
 DECODE_PREFILLS = Counter("deepmesh_decode_prefills_total", "Prompts computed elsewhere, by their end", ["outcome"])

@@ -134,8 +134,8 @@ class Receiver:
         elif announcement is not None and reason is None:
             if incoming.source is not None:
                 incoming.refer(announcement.segment)
-            incoming.transports.add(announcement.transport)
-            self._local_tcp.see(announcement.origin, announcement.transport, announcement.size_bytes)
+            origin, named = announcement.origin, announcement.transport
+            incoming.transports.add(self._local_tcp.see(origin, named, announcement.size_bytes))
             self._verify_later(incoming, announcement.segment)
 
     def give_up(self, incoming: Incoming, reason: str, message: str) -> None:

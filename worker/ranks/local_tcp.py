@@ -1,4 +1,4 @@
-"""Warns of KV that goes over TCP and never leaves the host."""
+"""Warns of KV that never leaves the host, and yet goes over TCP or from GPU to GPU through host memory."""
 
 import logging
 from collections.abc import Iterable
@@ -18,7 +18,8 @@ class LocalTcpWarning:
             if sender not in self._named:
                 self._named.add(sender)
                 _log.warning(
-                    "KV from %r, on this host, comes over TCP: for cuda_ipc or shared memory, both must share their"
-                    " IPC and PID namespaces and /dev/shm, and see each other's GPUs (docs/kv-transfer.md)",
+                    "KV from %r, on this host, comes over TCP or through host memory: GPUs exchange it by cuda_ipc if"
+                    " both processes share a PID namespace, and host memory is shared if they share IPC namespace and"
+                    " network (docs/kv-transfer.md)",
                     sender,
                 )

@@ -11,4 +11,4 @@ def test_each_sender_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
         for senders in ((), ("prefill-0",), ("prefill-0", "store"), ("store",)):
             warning.give(senders)
     assert [record.args for record in caplog.records] == [("prefill-0",), ("store",)]
-    assert "share their IPC and PID namespaces" in caplog.messages[0]
+    assert "share a PID namespace" in caplog.messages[0]
