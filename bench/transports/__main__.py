@@ -32,8 +32,8 @@ GPU_SLOT_BYTES = 64 << 20
 START_SECONDS = 120.0
 
 
-# What compose.gpu.yaml sets for its store and for its workers.
-COMPOSE_TRANSPORTS = "tcp,self", "cuda_ipc,cuda_copy,tcp,self"
+# All but shared memory.
+OTHER_TRANSPORTS = "tcp,self", "cuda_ipc,cuda_copy,tcp,self"
 
 
 class Sharing(NamedTuple):
@@ -54,9 +54,9 @@ SHARINGS = (
     Sharing("own PIDs", pid=True),
     Sharing("own /dev/shm of 64 MB", shm=True),
     Sharing("own network", network=True),
-    Sharing("own network, UCX_TLS as in compose.gpu.yaml", network=True, transports=COMPOSE_TRANSPORTS),
+    Sharing("own network, UCX_TLS without shared memory", network=True, transports=OTHER_TRANSPORTS),
     Sharing("own network and PIDs", pid=True, network=True),
-    Sharing("own network, IPC and /dev/shm", ipc=True, shm=True, network=True),
+    Sharing("own network, IPC and /dev/shm: compose.gpu.yaml", ipc=True, shm=True, network=True),
     Sharing("own IPC, PIDs and /dev/shm, host's network", ipc=True, pid=True, shm=True),
     Sharing("nothing shared: containers as runtimes make them", ipc=True, pid=True, shm=True, network=True),
 )

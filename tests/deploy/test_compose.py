@@ -123,7 +123,7 @@ def test_compose_reads_the_files_as_our_tests_do(gpus: str, split: str, prefills
     ours = services(("compose.yaml", "compose.gpu.yaml"), variables)
     assert found["prefill"]["deploy"]["replicas"] == prefills
     for role in ("prefill", "decode"):
-        for key in ("command", "ipc", "pid"):
+        for key in ("command", "pid"):
             assert found[role][key] == ours[role][key]
         for name in ("GPUS", "SPLIT", "MODEL"):
             assert found[role]["environment"][name] == ours[role]["environment"][name]

@@ -110,17 +110,11 @@ def test_gpus_without_the_file_for_them_are_refused() -> None:
     assert worker("decode", CPU).engine.device != "cuda"
 
 
-def test_processes_that_move_kv_share_their_namespaces() -> None:
+def test_processes_that_move_kv_share_their_process_ids_alone() -> None:
     found = services(GPU, {})
     for service in ("decode", "prefill", "kvstore"):
-        assert (found[service]["ipc"], found[service]["pid"]) == ("service:box", "service:box")
-    assert (found["box"]["ipc"], found["box"]["shm_size"]) == ("shareable", "16gb")
-
-
-@pytest.mark.parametrize("role", ["decode", "prefill", "kvstore"])
-def test_kv_stays_out_of_memory_that_wakes_no_other_network(role: str) -> None:
-    transports = services(GPU, {"GPUS": "2", "SPLIT": "1P+1D"})[role]["environment"]["UCX_TLS"].split(",")
-    assert "tcp" in transports and not {"posix", "sysv", "sm", "shm", "all"} & set(transports)
+        # With a shared IPC namespace UCX would choose memory that wakes no process in another network.
+        assert found[service]["pid"] == "service:box" and "ipc" not in found[service]
 
 
 @pytest.mark.parametrize("role", CONFIGS)
