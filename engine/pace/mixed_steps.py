@@ -11,14 +11,14 @@ from mesh.domain.workers import WorkerSpeed
 from mesh.tails import MOST_TOKENS
 
 # "auto": how many times as long as a step without prompts a step with both may take. Then 99% of the tokens come within
-# 2.5 times the median. On one rank a step may take longer, so that first tokens come within 1.5 times the time of whole
-# prompts: no other rank's prompts follow each prompt there.
-EVEN, EVEN_ALONE = 2.2, 2.5
+# 2.5 times the median.
+EVEN = 2.2
 # "auto": one rank has even steps if steps of at least this many tokens are captured. Else smaller chunks take the host
 # about as long to launch as whole prompts, or a CPU, whose decode steps take the longer the more requests there are.
 FEWEST_CAPTURED = 4096
 # "auto": prompts are computed within about this many steps, however long these become: while more prompts come than
-# even steps compute, first tokens would otherwise come ever later.
+# even steps compute, first tokens would otherwise come ever later. One rank has no longer steps for it than those that
+# are captured: larger ones compute no more tokens a second.
 MOST_STEPS = 8
 # "auto": the tokens of a chunk take at least this many times as long as what any chunk adds, however short: on one
 # rank, and on each of several, where smaller chunks pay because each holds up all ranks (sim/notes.md).
@@ -222,13 +222,16 @@ class MixedSteps:
         if self._step_ms is None:
             return UNBOUNDED
         step_ms, without_ms, least = self._step_ms, self._without_ms.value or 0.0, 0
+        captured_left = self._captured_tokens - decoding
         if step_ms == "auto":
             if not without_ms:
                 # No request has decoded yet, so it is not known how long that takes.
                 return UNBOUNDED
-            step_ms = (EVEN_ALONE if self._divided_tokens is None else EVEN) * without_ms
+            step_ms = EVEN * without_ms
             least = -(-queued_tokens // MOST_STEPS)
-        alone = self._most_alone(step_ms - without_ms, rows_left, self._captured_tokens - decoding)
+            if captured_left > 0:
+                least = min(least, captured_left)
+        alone = self._most_alone(step_ms - without_ms, rows_left, captured_left)
         if self._divided_tokens is None:
             return MostTokens(max(alone, least), max(alone, least))
         divided_ms = self._divided.token_ms.value

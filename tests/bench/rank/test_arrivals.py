@@ -8,7 +8,7 @@ import pytest
 from bench.meshes.http_peers import Lengths
 from bench.rank.arrivals import Arrived, arrive, saturation, steps_table, table_of
 from engine.oracle.backend import OracleBackend
-from engine.pace.mixed_steps import EVEN_ALONE, FEWEST_CAPTURED
+from engine.pace.mixed_steps import EVEN, FEWEST_CAPTURED
 from tests.support.engines import oracle_config
 from tests.support.sleeping_clock import SleepingClock
 
@@ -40,11 +40,11 @@ def test_even_steps_of_arriving_requests_are_seen(clock: SleepingClock) -> None:
     assert all(len(each.token_times) == LENGTHS.answer and each.came_at >= 2.0 for each in even.answered)
     assert (whole.gaps_ms(50), even.gaps_ms(50)) == pytest.approx((STEP_MS, STEP_MS), rel=0.01)
     assert whole.gaps_ms(99) > 40
-    assert even.gaps_ms(99) == pytest.approx(EVEN_ALONE * STEP_MS, rel=0.15)
+    assert even.gaps_ms(99) == pytest.approx(EVEN * STEP_MS, rel=0.15)
     assert even.first_ms(50) > whole.first_ms(50) > LENGTHS.prompt * TOKEN_MS
     assert table_of([whole, even], "").row_count == 2
     kinds = [list(steps_table(each).columns[0].cells) for each in (whole, even)]
-    assert "to 7,168" in kinds[0] and "to 3,072" in kinds[1]
+    assert "to 7,168" in kinds[0] and "to 2,560" in kinds[1]
 
 
 def test_a_full_rank_ends_as_many_requests_as_it_can(clock: SleepingClock) -> None:

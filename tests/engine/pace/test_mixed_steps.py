@@ -15,7 +15,6 @@ from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.pace.mixed_steps import (
     EVEN,
-    EVEN_ALONE,
     FEWEST_CAPTURED,
     FEWEST_TOKENS,
     FIRST_TOKENS,
@@ -181,7 +180,7 @@ def test_even_steps_follow_what_steps_without_prompts_take(
         added_ms = fixed * without_ms
         tokens = converged(mixed, lambda tokens: (without_ms + added_ms + token_ms * tokens) / 1000)  # noqa: B023
         step_ms = without_ms + added_ms + token_ms * tokens
-        even_ms = max(EVEN_ALONE * without_ms, without_ms + (1 + WORTHWHILE_ALONE) * added_ms)
+        even_ms = max(EVEN * without_ms, without_ms + (1 + WORTHWHILE_ALONE) * added_ms)
         assert step_ms == pytest.approx(even_ms, rel=0.15) or tokens == FEWEST_TOKENS
 
 
@@ -208,20 +207,20 @@ def test_a_large_step_is_launched_where_it_ends_in_time() -> None:
     speed = WorkerSpeed(40.0, 8.0, PromptPace(100_000.0))
     mixed = MixedSteps("auto", speed=speed, captured_tokens=1536)
     assert converged(mixed, lambda tokens: (40 + max(0.01 * tokens, 5)) / 1000) == pytest.approx(
-        (EVEN_ALONE - 1) * 4000, rel=0.02
+        (EVEN - 1) * 4000, rel=0.02
     )
 
 
 def test_even_steps_are_known_before_the_first() -> None:
     speed = WorkerSpeed(20.0, 8.0, PromptPace(10_000.0))
-    assert MixedSteps("auto", speed=speed).most_prompt_tokens(0).all == pytest.approx((EVEN_ALONE - 1) * 200, abs=1)
+    assert MixedSteps("auto", speed=speed).most_prompt_tokens(0).all == pytest.approx((EVEN - 1) * 200, abs=1)
     assert MixedSteps("auto").most_prompt_tokens(0) == UNBOUNDED
 
 
 def test_steps_grow_while_many_prompts_wait() -> None:
     mixed = MixedSteps("auto", speed=WorkerSpeed(20.0, 8.0, PromptPace(10_000.0)))
     few, many = (mixed.most_prompt_tokens(0, queued).all for queued in (1000, 100_000))
-    assert few == pytest.approx((EVEN_ALONE - 1) * 200, abs=1) and many == 100_000 // MOST_STEPS
+    assert few == pytest.approx((EVEN - 1) * 200, abs=1) and many == 100_000 // MOST_STEPS
 
 
 def divided_or_alone(tokens: int) -> float:
@@ -400,7 +399,7 @@ def test_one_rank_has_even_steps_if_enough_is_captured(captured: int, even: bool
     engine.submit(submit_of(1, prompt_of(8000, seed=1), 2))
     before = clock.now
     engine.step()
-    step_ms = EVEN_ALONE * STEP_MS if even else STEP_MS + 8000 * LIGHT_MS
+    step_ms = EVEN * STEP_MS if even else STEP_MS + 8000 * LIGHT_MS
     assert 1000 * (clock.now - before) == pytest.approx(step_ms, rel=0.01)
 
 
@@ -410,6 +409,9 @@ def test_no_chunk_is_smaller_than_what_a_host_launches() -> None:
     mixed = MixedSteps("auto", speed=speed, captured_tokens=4096)
     assert mixed.most_prompt_tokens(0, decoding=100).all == 2048
     assert mixed.most_prompt_tokens(0, decoding=3000).all == 1096
+    # Nor is one larger than what is captured, however many prompts wait.
+    assert mixed.most_prompt_tokens(0, 8 * 3000, 100).all == 3000
+    assert mixed.most_prompt_tokens(0, 100_000, 100).all == 3996
     # A bound that is given is kept.
     bounded = MixedSteps(20.0, speed=speed, captured_tokens=4096)
     assert bounded.most_prompt_tokens(0, decoding=100).all == FIRST_TOKENS
@@ -417,7 +419,7 @@ def test_no_chunk_is_smaller_than_what_a_host_launches() -> None:
 
 def test_a_rank_reports_how_many_prompt_tokens_it_takes() -> None:
     reported = even_engine()[0].load().even_step_tokens
-    assert reported == pytest.approx((EVEN_ALONE - 1) * STEP_MS / LIGHT_MS, rel=0.1)
+    assert reported == pytest.approx((EVEN - 1) * STEP_MS / LIGHT_MS, rel=0.1)
     assert even_engine(0)[0].load().even_step_tokens is None
     assert even_engine(parallel=ParallelConfig(dp=2))[0].load().even_step_tokens is None
 
