@@ -170,9 +170,10 @@ class EngineConfig(Config):
     mixed_step_ms: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """While requests decode, a step takes only as many tokens of prompts as let it end in about this many milliseconds,
     judged by earlier steps, but at least 16. "auto" is 2.2 times what steps without prompts take, and more while many
-    prompts wait, if all ranks compute prompts together (parallel.context_parallel_tokens) and prompt_share is null. One
-    rank that captures steps of 4,096 tokens (prompt_graph_tokens) takes up to 2.5 times, and half of these tokens at
-    least. Else "auto" sets no bound, as null does: steps take all that fit into max_step_tokens.
+    prompts wait, if all ranks compute prompts together (parallel.context_parallel_tokens) and prompt_share is null, or
+    if one rank captures steps of 4,096 tokens (prompt_graph_tokens): it takes half of these tokens at least, and for
+    prompts that wait no more than these. Else "auto" sets no bound, as null does: steps take all that fit into
+    max_step_tokens.
     """
     prompt_share: float | None = Field(default=None, gt=0, lt=1)
     """The largest share of the time that prompts may take from requests that decode: with 0.33 a token takes 1.5 times
