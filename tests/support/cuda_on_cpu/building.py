@@ -24,6 +24,7 @@ OPTIONS = [
     "-ffp-contract=off",
     "-U_FORTIFY_SOURCE",
     "-fno-gnu-unique",
+    "-fPIC",
     "-w",
 ]
 LANGUAGE = ["-x", "c++"]
@@ -41,13 +42,32 @@ def build(source: Path, folder: Path, mistakes: Mapping[str, str], macros: Seque
             raise ValueError(f"{source.name} and its headers have {text.count(right)} times: {right}")
         text = text.replace(right, wrong)
     text = translate(text)
-    key = hashlib.sha256("\0".join((text, *OPTIONS, _model(), _output(["-v"]))).encode()).hexdigest()[:24]
-    library = folder / f"{source.stem}-{key}.so"
+    library = folder / f"{source.stem}-{_key(text, _model())}.so"
     if not library.exists():
-        own = library.with_suffix(f".{os.getpid()}")
-        _output([*OPTIONS, *LANGUAGE, f"-I{HERE}", "-fPIC", "-shared", "-o", str(own), "-"], text)
-        own.rename(library)
+        model = _precompiled_model(folder)
+        _write(library, [*LANGUAGE, f"-I{model}", f"-I{HERE}", "-shared", "-"], text)
     return ctypes.CDLL(str(library))
+
+
+@cache
+def _precompiled_model(folder: Path) -> Path:
+    """A folder with the model's headers, parsed: to read them takes half of a small source's time."""
+    made = folder / f"model-{_key(_model())}"
+    made.mkdir(exist_ok=True)
+    if not (made / "launch.h.gch").exists():
+        _write(made / "launch.h.gch", ["-x", "c++-header", str(HERE / "launch.h")])
+    return made
+
+
+def _write(path: Path, arguments: list[str], given: str = "") -> None:
+    """Another process may make the same file meanwhile."""
+    own = path.with_suffix(f".{os.getpid()}")
+    _output([*OPTIONS, *arguments, "-o", str(own)], given)
+    own.rename(path)
+
+
+def _key(*texts: str) -> str:
+    return hashlib.sha256("\0".join((*texts, *OPTIONS, _output(["-v"]))).encode()).hexdigest()[:24]
 
 
 @cache
