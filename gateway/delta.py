@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs, PromptLogprobs
 
-# Most values in a prompt's log probabilities that the event loop may write; more take tens of milliseconds.
+# Most log probabilities that the event loop may write for one answer or prompt; more take tens of milliseconds.
 LONG_REPORT = 8192
 
 

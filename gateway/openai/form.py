@@ -40,6 +40,12 @@ class Answer:
         self.logprobs.extend(delta.logprobs)
         self.calls.extend(delta.calls)
 
+    @property
+    def logprob_values(self) -> int:
+        """How many log probabilities it has, its prompt's among them."""
+        own = sum(1 + len(entry.top_logprobs) for entry in self.logprobs)
+        return own if self.prompt is None else own + self.prompt.logprobs.values
+
     def as_delta(self) -> Delta:
         """All deltas in one."""
         content, reasoning = "".join(self.content), "".join(self.reasoning)

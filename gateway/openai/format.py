@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.choices import Piece
-from gateway.delta import Delta, Finish, ScoredPrompt
+from gateway.delta import LONG_REPORT, Delta, Finish, ScoredPrompt
 from gateway.openai.answer_bodies import (
     ChatChoice,
     ChatChunkChoice,
@@ -113,7 +113,7 @@ class Format(Form):
         return Event(error_json(error))
 
     async def whole(self, answers: Sequence[Answer]) -> bytes:
-        if any(answer.prompt is not None and answer.prompt.is_long for answer in answers):
+        if sum(answer.logprob_values for answer in answers) > LONG_REPORT:
             return await asyncio.to_thread(self._whole, answers)
         return self._whole(answers)
 
