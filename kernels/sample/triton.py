@@ -20,11 +20,15 @@ PART = 4096
 # Lower temperatures are raised to this one: no logit but the highest has any probability left.
 COLDEST = 1e-30
 ROUNDS = 10
+# These are rows of one packed tensor, which begin at a multiple of 16 bytes for some numbers of rows only. One number a
+# row is read of each, so that the machine code is the same.
+DRAW_POINTERS = ["temperatures", "top_ps", "min_ps", "top_ks", "seeds", "positions"]
+PENALTY_POINTERS = ["repetitions", "presences", "frequencies"]
 
 
 # One program does a row. It reads it from the second-level cache some ten times, about 0.26 MB each time for DeepSeek's
 # vocabulary in bf16, with one exponential a logit whenever it sums probability.
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=DRAW_POINTERS)
 def _draw(
     logits, temperatures, top_ps, min_ps, top_ks, seeds, positions, out,
     vocabulary, row_stride, BITS: tl.constexpr, BLOCK: tl.constexpr, COLDEST: tl.constexpr, ROUNDS: tl.constexpr,
@@ -223,7 +227,7 @@ def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 # One program a piece of a row: reads 8 bytes a logit and writes 4. It runs only for rows that ask for penalties.
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PENALTY_POINTERS)
 def _penalize(
     logits, counts, slots, repetitions, presences, frequencies, vocabulary, IN_PROMPT: tl.constexpr, BLOCK: tl.constexpr
 ):
