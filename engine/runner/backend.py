@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Launched, SparseMeasure, StepShape, shape_of
 from engine.config import EngineConfig, ResolvedEngineConfig
@@ -19,17 +18,15 @@ from engine.drafts.drafting import Drafter
 from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
-from engine.memory.free_memory import free_bytes
 from engine.memory.pool_check import Serving, allocates, settle_pool
 from engine.memory.pool_plan import PoolPlan, device_state, longest_context, plan_pool
-from engine.memory.rank_memory import GB
 from engine.memory.room import host_slots
 from engine.model.config import read_model_config
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.moves.host_slots import HostSlots, PlainSlots
 from engine.requests.thinking import read_think_tokens
-from engine.runner.balancer import Balancer
+from engine.runner.balancer import Balancer, balancer_of
 from engine.runner.capture import CudaCapture
 from engine.runner.cuda_sources import compile_sources
 from engine.runner.first_runs import can_run_at_once, run_first
@@ -40,6 +37,7 @@ from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
 from engine.runner.namespace import kv_namespace
 from engine.runner.plain_steps import PlainSteps
+from engine.runner.ready import log_ready, taken_bytes
 from engine.runner.sampler import Sampler
 from engine.runner.sizes import capture_prompts, captured_prompts, padded_size, step_sizes
 from engine.runner.spreading import Spreading
@@ -98,7 +96,7 @@ class ModelBackend:
         self.draft_layers = model_config.draft_layers
         self.think_tokens = read_think_tokens(config.model_dir) if _relaxes(config) else None
         self._balancer: Balancer | None = None
-        loaded = _taken_bytes(self._model.device)
+        loaded = taken_bytes(self._model.device)
         warm = set() if warm is None else warm
         if resolved.warm_up and not warm and can_run_at_once(self._model, resolved):
             longest = longest_context(self._model, config)
@@ -131,10 +129,8 @@ class ModelBackend:
         self.speed, self.step_times = known.speed, known.steps
         times.mark("speed")
         # Made after all steps that no request asked for, so that their choices of experts do not count.
-        self._balancer = _make_balancer(self._model, exchange, config.settled_balance)
-        sizes_in_gb = _memory_fields(loaded, self._pool, self._model.device)
-        fields = _summary(resolved, self.device_name, self.total_blocks) | sizes_in_gb
-        _log.info("model ready", extra={"fields": fields})
+        self._balancer = balancer_of(self._model, exchange, config.settled_balance)
+        log_ready(resolved, self.device_name, loaded, self._pool, self._model.device)
 
     def _serve_from(
         self, pool: PoolPlan, resolved: ResolvedEngineConfig, exchange: RankExchange | None, times: StartTimes
@@ -277,36 +273,5 @@ class ModelBackend:
         return Spreading(exchange, self.state, self._model.config.num_hidden_layers, blocks, fewest)
 
 
-def _make_balancer(model: Model, exchange: RankExchange | None, config: BalanceConfig) -> Balancer | None:
-    if exchange is None or config.interval_steps is None:
-        return None
-    layers = model.balanced_layers()
-    return Balancer(layers, exchange, config, model.config.n_group) if layers else None
-
-
 def _relaxes(config: EngineConfig) -> bool:
     return config.drafts.most > 0 and config.drafts.acceptance == "relaxed"
-
-
-def _taken_bytes(device: torch.device) -> int:
-    """What tensors take of the device so far; unknown on a CPU."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _memory_fields(loaded: int, pool: PoolPlan, device: torch.device) -> dict[str, object]:
-    """Where a GPU's memory is, in GB: `loaded` bytes of weights, the pool, graphs, room for steps, and the rest."""
-    if device.type == "cpu":
-        return {}
-    sizes = {
-        "weights": loaded,
-        "pool": pool.block_bytes * (pool.total_blocks + pool.foreign_blocks),
-        "graphs": pool.graph_bytes,
-        "workspace": pool.workspace_bytes,
-        "free": free_bytes(device),
-    }
-    return {f"{name}_gb": round(size / GB, 1) for name, size in sizes.items()}
-
-
-def _summary(resolved: ResolvedEngineConfig, device: str, blocks: int) -> dict[str, object]:
-    """What an operator wants to know of a worker that starts."""
-    return {"device": device, "dtype": resolved.dtype, "kv_dtype": resolved.kv_dtype, "kv_blocks": blocks}

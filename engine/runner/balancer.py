@@ -27,6 +27,7 @@ from engine.balance.placements import grouping_of
 from engine.balance.report import BalanceReport
 from engine.exchange.interface import RankExchange
 from engine.model.expert_slots import BalancedLayer
+from engine.model.model import Model
 from engine.parallel.layout import Group
 from kernels.host_copy import HostCopies
 
@@ -179,3 +180,11 @@ def save_placements(path: Path, experts: Mapping[int, Sequence[int]]) -> None:
     except OSError as error:
         fields = {"path": str(path), "error": str(error)}
         _log.warning("the placement of experts was not saved", extra={"fields": fields})
+
+
+def balancer_of(model: Model, exchange: RankExchange | None, config: BalanceConfig) -> Balancer | None:
+    """The model's balancer; None if its experts stay where they are."""
+    if exchange is None or config.interval_steps is None:
+        return None
+    layers = model.balanced_layers()
+    return Balancer(layers, exchange, config, model.config.n_group) if layers else None
