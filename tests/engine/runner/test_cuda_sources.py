@@ -14,6 +14,8 @@ from kernels import __file__ as package
 from tests.support.packed import CONFIGS
 
 KERNELS = Path(package).parent
+# Launched by transfers instead of models: the memory that a store's blocks go to prepares it.
+OF_TRANSFERS = {"ghash/pieces"}
 
 
 def names(model: ModelConfig, **settings: Any) -> set[str]:
@@ -64,7 +66,7 @@ def test_every_source_is_compiled_ahead_for_some_model() -> None:
     models += [shape("r1", quantization_config=experts) for experts in (*EXPERTS.values(), compressed)]
     models.append(shape("moonlight", v_head_dim=192))
     found = {each for model in models for given in settings for each in names(model, **given)}
-    assert found == {f"{each.parts[-3]}/{each.stem}" for each in KERNELS.glob("*/cuda/*.cu")}
+    assert found | OF_TRANSFERS == {f"{each.parts[-3]}/{each.stem}" for each in KERNELS.glob("*/cuda/*.cu")}
 
 
 def test_sources_that_make_scales_are_known_to_quantize() -> None:
