@@ -1,9 +1,15 @@
 """Prometheus' `/metrics` over HTTP, on a thread of its own."""
 
+from contextlib import suppress
+from typing import Any
+
 from prometheus_client import start_http_server
 
 from mesh.addresses import with_port
 from mesh.errors import ConfigError
+
+# Each connection has a thread until it has sent a request, which a scrape does at once.
+REQUEST_SECONDS = 10.0
 
 
 class MetricsServer:
@@ -17,9 +23,25 @@ class MetricsServer:
             raise ConfigError(
                 f"{name} cannot serve metrics on {with_port(host, port)} ({why}): choose another server.metrics_port"
             ) from error
+        self._server.RequestHandlerClass = _bounded(self._server.RequestHandlerClass)
         self.port: int = self._server.server_port
 
     def stop(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _bounded(handler: Any) -> Any:
+    """The handler of connections, but one that ends those that send nothing, and writes no traceback of those that are
+    reset, such as a balancer's checks.
+    """
+
+    class Handler(handler):  # type: ignore[misc]
+        timeout = REQUEST_SECONDS
+
+        def handle(self) -> None:
+            with suppress(OSError):
+                super().handle()
+
+    return Handler

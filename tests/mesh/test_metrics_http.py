@@ -1,0 +1,52 @@
+"""Clients of the metrics port that send no request."""
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mesh import metrics_http
+from mesh.metrics_http import MetricsServer
+from tests.support.waiting import PATIENCE_SECONDS
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MetricsServer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics_http, "REQUEST_SECONDS", 0.05)
+        server = MetricsServer("test", "127.0.0.1", 0)
+    yield server
+    server.stop()
+
+
+def ended() -> None:
+    """Wait for the threads of connections."""
+    for thread in threading.enumerate():
+        if "process_request" in thread.name:
+            thread.join(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /metr"])
+def test_a_connection_without_a_request_is_closed(
+    sent: bytes, server: MetricsServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS) as client:
+        client.sendall(sent)
+        assert client.recv(1) == b""
+    ended()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_connection_that_is_reset_leaves_no_traceback(
+    server: MetricsServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"GET /metr")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    # Taken only after the connection before it.
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS) as next_client:
+        assert next_client.recv(1) == b""
+    ended()
+    assert capfd.readouterr().err == ""
