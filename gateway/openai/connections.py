@@ -78,6 +78,11 @@ class LimitedConnection(HttpToolsProtocol):
         """Whether the connection has no request in progress."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def _reads_body(self) -> bool:
+        """Whether the one request in progress is not whole, and its answer has not begun."""
+        return self.cycle is not None and self.cycle.more_body and not (self.cycle.response_started or self.pipeline)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_headers()
@@ -195,7 +200,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         # In the middle of an answer it would become a part of that.
-        if self.idle:
+        if self.idle or self._reads_body:
             self.transport.write(refusal.answer)
         self._refusals.note(refusal.why, self.client)
         self._close(refusal.why)

@@ -16,6 +16,7 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 pytestmark = direct
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 
 async def connect(mesh: Mesh, sent: bytes = b"") -> Pair:
@@ -95,8 +96,14 @@ async def test_headers_that_come_in_one_piece_are_bounded_too(padding: bytes) ->
 
 @pytest.mark.parametrize(
     "sent",
-    [b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", HEALTH[:-2] + b"a b: c\r\n\r\n"],
-    ids=["TLS", "HTTP/2", "header"],
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        HEALTH[:-2] + b"a b: c\r\n\r\n",
+        COMPLETIONS + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n",
+        COMPLETIONS + b"transfer-encoding: chopped\r\n\r\n",
+    ],
+    ids=["TLS", "HTTP/2", "header", "size of a chunk", "coding"],
 )
 async def test_a_request_that_is_no_http_names_its_client(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with running_mesh() as mesh:
