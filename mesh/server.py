@@ -27,8 +27,12 @@ from mesh.tls import ServerTls
 
 ANY_ADDRESS = ("0.0.0.0", "::")
 
-# Calls that may wait for their handler to start; they wait only as long as it takes to refuse them.
-MAX_PENDING_CALLS = 1_000_000
+# Calls that may wait for their handler to start; they wait only as long as it takes to refuse them. Each takes 12 KB,
+# also once its client has reset its stream: one that began and reset streams as fast as it could (CVE-2023-44487)
+# filled 1.2 GB a second.
+MAX_PENDING_CALLS = 16_384
+# Streams of one connection: fewer, so that none takes all places. The server refuses those beyond.
+MAX_STREAMS = 10_240
 # How long they may wait: a day, since their own deadlines end them earlier.
 MAX_PENDING_SECONDS = 86_400
 
@@ -205,6 +209,7 @@ def _options(config: ServerConfig, share_ports: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
         # By default gRPC silently cancels calls beyond 1,000 that wait for a handler. Here every call gets a handler,
         # and the edge refuses those that are too many.
         ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),

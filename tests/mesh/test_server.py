@@ -2,6 +2,7 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -156,6 +157,30 @@ async def test_a_bursts_calls_are_answered_or_told_when_to_retry() -> None:
     assert (answers.count(b"done"), len(shed)) == (100, 1100)
     assert {error.retry_after_ms for error in shed} == {1000}
     assert value_of(RPC_SHED.labels(f"/{SERVICE}/unary_unary")) == before + 1100
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+
+
+async def test_streams_that_are_reset_at_once_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh.server.MAX_STREAMS", 100)
+    # POST, http, and a path.
+    fields = b"\x83\x86\x04\x02/x\x01\x01y\x00\x0ccontent-type\x10application/grpc"
+    header, settings, reset = 0x1, 0x4, 0x3
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(settings, 0, 0)
+    for stream in range(1, 1001, 2):
+        sent += http2_frame(header, 0x4, stream, fields) + http2_frame(reset, 0, stream, struct.pack(">I", 8))
+    async with MeshServer(ServerConfig(), "test", []) as server:
+        # The event loop stands still meanwhile, so that no call begins.
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            client.sendall(sent)
+            answer, refused = b"", [http2_frame(reset, 0, stream, bytes(4))[:-4] for stream in range(201, 1001, 2)]
+            while refused[-1] not in answer:
+                answer += client.recv(65536)
+        assert all(frame in answer for frame in refused)
+        async with Channels().open(server.endpoint) as channel:
+            assert await health(channel, "liveness") == SERVING
 
 
 @pytest.mark.check("late")
