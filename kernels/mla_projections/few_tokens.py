@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from kernels.act_quant.quantized import GROUP, Quantized, cuda_macros, empty_quantized
-from kernels.few_rows import are_few
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
@@ -17,32 +16,33 @@ from kernels.structures import structure
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
 AbsorbArguments = structure(SOURCE, "AbsorbArguments")
 ExpandArguments = structure(SOURCE, "ExpandArguments")
-# Widths of a head that the source supports; values are whole groups.
-NOPE, ROPE, LATENT = 128, 64, 512
+# Widths of a head that the source supports, of queries' part that is not rotated any of these; values are whole groups.
+NOPES, ROPE, LATENT = (128, 192), 64, 512
 # Numbers of tokens of a CTA's tile.
 TOKENS = (16, 32, 64, 96)
 # Up to this many tokens it is faster than cuBLAS with the kernels that cuBLAS needs around it.
-MOST_TOKENS = 128
+MOST_TOKENS, MOST_TOKENS_OF_WIDE_HEADS = 128, 32
 # As in the source.
 PARTS, THREADS, LINE = 2, 256, 128
 
 
 def takes_queries(query: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether it takes what `absorb_query` is given."""
-    widths = (weight.shape[1], query.shape[2] - weight.shape[1], weight.shape[2])
-    return _is_served(query) and widths == (NOPE, ROPE, LATENT) and _lies_in_rows(weight)
+    nope, latent = weight.shape[1:]
+    widths = nope in NOPES and (query.shape[2] - nope, latent) == (ROPE, LATENT)
+    return _is_served(query) and widths and _lies_in_rows(weight)
 
 
 def takes_values(attended: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether it takes what `expand_values_quantized` is given."""
-    # Wider heads only for a few rows: of more, cuBLAS reads the attended latents once.
-    value = weight.shape[2]
-    widths = weight.shape[1] == LATENT and (value == GROUP or (value % GROUP == 0 and are_few(attended)))
+    # Wider heads only for few rows: of more, cuBLAS reads the attended latents once.
+    value, narrow = weight.shape[2], attended.shape[0] <= MOST_TOKENS_OF_WIDE_HEADS
+    widths = weight.shape[1] == LATENT and (value == GROUP or (value % GROUP == 0 and narrow))
     return _is_served(attended) and widths and _lies_in_rows(weight.transpose(1, 2))
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    (tokens, heads, _), device = query.shape, query.device
+    (tokens, heads, _), nope, device = query.shape, weight.shape[1], query.device
     out = query.new_empty(tokens, heads, LATENT + ROPE)
     if not tokens:
         return out
@@ -50,12 +50,12 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     token_bytes, head_bytes = 2 * query.stride(0), 2 * query.stride(1)
     head_rows = weight.stride(0) // LATENT
     arguments = AbsorbArguments(
-        weight=_boxes(weight.data_ptr(), (heads - 1) * head_rows + NOPE, 2 * LATENT, NOPE),
-        query=_boxes(query.data_ptr(), tokens, token_bytes, tile_tokens), rope=query.data_ptr() + 2 * NOPE,
+        weight=_boxes(weight.data_ptr(), (heads - 1) * head_rows + nope, 2 * LATENT, nope),
+        query=_boxes(query.data_ptr(), tokens, token_bytes, tile_tokens), rope=query.data_ptr() + 2 * nope,
         rotations=rotations.data_ptr(), out=out.data_ptr(), tokens=tokens, heads=heads, head_rows=head_rows,
         head_bytes=head_bytes, token_words=token_bytes // 4, head_words=head_bytes // 4,
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{tile_tokens}", device.index or 0)
+    kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{nope}_{tile_tokens}", device.index or 0)
     kernel.launch((PARTS, heads, tiles), THREADS, arguments, dependent=True)
     return out
 

@@ -7,11 +7,11 @@ from bench.kernels.deepseek_r1 import HEADS
 from kernels.act_quant import dequantize
 from kernels.act_quant.reference import quantize
 from kernels.mla_projections import few_tokens, reference
-from kernels.mla_projections.few_tokens import LATENT, NOPE, ROPE
+from kernels.mla_projections.few_tokens import LATENT, ROPE
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
-VALUE, ERROR, QUANTIZED_ERROR = 128, 5e-3, 0.03
+NOPE, VALUE, ERROR, QUANTIZED_ERROR = 128, 128, 5e-3, 0.03
 # Around the sizes of a CTA's tile, and some that need several tiles.
 TOKENS = [0, 1, 16, 17, 32, 33, 64, 65, 96, 97, 128, 300]
 
@@ -24,10 +24,10 @@ def random(*shape: int) -> torch.Tensor:
 @on_hopper
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("heads", [3, HEADS])
-def test_queries_are_absorbed_as_defined(tokens: int, heads: int) -> None:
+@pytest.mark.parametrize(("heads", "nope"), [(3, NOPE), (HEADS, NOPE), (20, 192)])
+def test_queries_are_absorbed_as_defined(tokens: int, heads: int, nope: int) -> None:
     # Slices of wider matrices: neither queries nor a head's weights are contiguous.
-    query, weight = random(tokens, heads + 1, NOPE + ROPE)[:, 1:], random(heads, NOPE + VALUE, LATENT)[:, :NOPE]
+    query, weight = random(tokens, heads + 1, nope + ROPE)[:, 1:], random(heads, nope + VALUE, LATENT)[:, :nope]
     rotations = torch.randn(tokens, ROPE // 2, dtype=torch.complex64, device="cuda")
     found = few_tokens.absorb_query(query, weight, rotations)
     expected = reference.absorb_query(query.float(), weight.float(), rotations)

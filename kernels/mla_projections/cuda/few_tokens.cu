@@ -7,7 +7,7 @@
 
 #include "expand.cuh"
 
-constexpr int NOPE = 128, ROPE = WIDTH - LATENT;
+constexpr int ROPE = WIDTH - LATENT;
 
 __device__ __forceinline__ void warpgroup_meets(int group) { asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory"); }
 
@@ -22,12 +22,12 @@ struct AbsorbArguments {
   int token_words, head_words;
 };
 
-// A CTA computes one of PARTS parts of the latent, for one head.
+// A CTA computes one of PARTS parts of the latent, for one head, whose queries have NOPE channels that are not rotated.
 constexpr int PARTS = 2, TILES = LATENT / PARTS / ELEMENTS, TILES_OF_GROUP = TILES / 2;
 
-template <int TOKENS>
+template <int TOKENS, int NOPE>
 struct AbsorbShared {
-  u8 weight[TILES][WEIGHT_BYTES];
+  u8 weight[TILES][NOPE * LINE];
   u8 query[NOPE / ELEMENTS][TOKENS * LINE];
   u64 weight_full[TILES], query_full;
 };
@@ -40,12 +40,12 @@ struct Pairs {
   float2 turns[COUNT];
 };
 
-template <int TOKENS>
+template <int TOKENS, int NOPE>
 struct Absorb {
   // Bytes of a token's row of a tile in bf16, padded so that tokens lie in different banks.
   static constexpr int ROW_BYTES = LINE + 16;
-  static_assert(TOKENS * ROW_BYTES <= WEIGHT_BYTES, "a tile's results fit where its weight was");
-  AbsorbShared<TOKENS>& shared;
+  static_assert(TOKENS * ROW_BYTES <= NOPE * LINE, "a tile's results fit where its weight was");
+  AbsorbShared<TOKENS, NOPE>& shared;
   const AbsorbArguments& given;
   int part, head, first;
 
@@ -54,7 +54,7 @@ struct Absorb {
     init_barrier(&shared.query_full, 1);
     fence_async_proxy();
     for (int tile = 0; tile < TILES; tile++) {
-      arrive_and_expect(&shared.weight_full[tile], WEIGHT_BYTES);
+      arrive_and_expect(&shared.weight_full[tile], sizeof(shared.weight[tile]));
       copy_box(shared.weight[tile], given.weight, (part * TILES + tile) * LINE, head * given.head_rows,
                &shared.weight_full[tile]);
     }
@@ -136,12 +136,12 @@ struct Absorb {
   }
 };
 
-template <int TOKENS>
+template <int TOKENS, int NOPE>
 __device__ __forceinline__ void absorb(const AbsorbArguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
   start_next();
-  Absorb<TOKENS> work{*reinterpret_cast<AbsorbShared<TOKENS>*>(memory), given, (int)blockIdx.x, (int)blockIdx.y,
-                      (int)blockIdx.z * TOKENS};
+  Absorb<TOKENS, NOPE> work{*reinterpret_cast<AbsorbShared<TOKENS, NOPE>*>(memory), given, (int)blockIdx.x, (int)blockIdx.y,
+                            (int)blockIdx.z * TOKENS};
   if (threadIdx.x == 0) work.copy_weight();
   __syncthreads();
   wait_for_earlier();
@@ -169,17 +169,20 @@ __device__ __forceinline__ void expand(const ExpandArguments& given) {
   work.store(product);
 }
 
-#define FEW_TOKENS(TOKENS)                                                                                    \
-  extern "C" __device__ int few_tokens_absorb_queries_##TOKENS##_shared_bytes = sizeof(AbsorbShared<TOKENS>); \
-  extern "C" __device__ int few_tokens_expand_values_##TOKENS##_shared_bytes = sizeof(ExpandShared<TOKENS>);  \
-  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                    \
-      few_tokens_absorb_queries_##TOKENS(const __grid_constant__ AbsorbArguments given) {                     \
-    absorb<TOKENS>(given);                                                                                    \
-  }                                                                                                           \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                    \
-      few_tokens_expand_values_##TOKENS(const __grid_constant__ ExpandArguments given) {                      \
-    expand<TOKENS>(given);                                                                                    \
+#define ABSORB(TOKENS, NOPE)                                                                                                   \
+  extern "C" __device__ int few_tokens_absorb_queries_##NOPE##_##TOKENS##_shared_bytes = sizeof(AbsorbShared<TOKENS, NOPE>); \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                                   \
+      few_tokens_absorb_queries_##NOPE##_##TOKENS(const __grid_constant__ AbsorbArguments given) {                           \
+    absorb<TOKENS, NOPE>(given);                                                                                             \
   }
+#define FEW_TOKENS(TOKENS)                                                                                   \
+  extern "C" __device__ int few_tokens_expand_values_##TOKENS##_shared_bytes = sizeof(ExpandShared<TOKENS>); \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                   \
+      few_tokens_expand_values_##TOKENS(const __grid_constant__ ExpandArguments given) {                     \
+    expand<TOKENS>(given);                                                                                   \
+  }                                                                                                          \
+  ABSORB(TOKENS, 128)                                                                                        \
+  ABSORB(TOKENS, 192)
 FEW_TOKENS(16)
 FEW_TOKENS(32)
 FEW_TOKENS(64)

@@ -16,17 +16,17 @@ NOPE, ROPE, LATENT, WIDTH = 128, 64, 512, 576
 SCALE, KV_SCALE = 0.12, 0.5
 
 
-def random_queries(tokens: int, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_queries(tokens: int, heads: int, nope: int = NOPE) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, weights that absorb them, and rotations. A query's magnitude depends on its token and head."""
     magnitudes = torch.rand(tokens, heads, 1) + 0.5
-    query = (torch.randn(tokens, heads, NOPE + ROPE) * magnitudes).bfloat16()
-    weight = (torch.randn(heads, NOPE, LATENT) / NOPE**0.5).bfloat16()
+    query = (torch.randn(tokens, heads, nope + ROPE) * magnitudes).bfloat16()
+    weight = (torch.randn(heads, nope, LATENT) / nope**0.5).bfloat16()
     return query, weight, torch.polar(torch.ones(tokens, ROPE // 2), torch.rand(tokens, ROPE // 2) * 6)
 
 
-@pytest.mark.parametrize(("tokens", "heads"), [(1, 3), (33, 2), (97, 1), (130, 1)])
-def test_queries_are_absorbed(tokens: int, heads: int, on_cpu: CudaOnCpu) -> None:
-    query, weight, rotations = random_queries(tokens, heads)
+@pytest.mark.parametrize(("tokens", "heads", "nope"), [(1, 3, 192), (33, 2, NOPE), (97, 1, 192), (130, 1, NOPE)])
+def test_queries_are_absorbed(tokens: int, heads: int, nope: int, on_cpu: CudaOnCpu) -> None:
+    query, weight, rotations = random_queries(tokens, heads, nope)
     found = on_cpu.module("mla_projections.few_tokens").absorb_query(query, weight, rotations)
     assert relative_error(found, reference.absorb_query(query.float(), weight.float(), rotations)) < 5e-3
 
