@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
+from itertools import product
 from types import ModuleType
 
 import torch
@@ -12,7 +13,7 @@ from bench.kernels.inputs import random_bfloat16, random_rotations
 from bench.kernels.timing import Case
 from kernels.index_keys import EPSILON, SCALE_BYTES, make_queries, pool_shape, write_keys
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode import DecodePlan, plan_decode
+from kernels.mla_decode import DecodePlan, mla_decode, plan_decode
 from kernels.top_tokens import top_tokens
 
 INDEX_HEADS, INDEX_WIDTH, TOP_K = 64, 128, 2048
@@ -25,7 +26,12 @@ E4M3 = torch.float8_e4m3fn
 OPERATIONS = "index_keys", "index_scores", "top_tokens", "mla_selected"
 PROVIDERS = {"deepmesh, Triton": ("triton",) * 4, "deepmesh, CUDA": ("rows", "warpgroups", "clusters", "gathered")}
 # Requests, their context, and the queries of each: tokens that decode, with drafts, and a part of a prompt.
-SHAPES = ((64, 3500, 1), (64, 32768, 1), (64, 32768, 3), (8, 131072, 1), (1, 32768, 2048), (1, 131072, 512))
+DECODING = (64, 3500, 1), (96, 3500, 1), (128, 3500, 1), (64, 32768, 1), (64, 32768, 3), (8, 131072, 1)
+SHAPES = (*DECODING, (1, 32768, 2048), (1, 131072, 512))
+
+
+# Queries of dense attention to as many tokens, at whose rate attention to selected ones is wanted.
+DENSE = 64, 96, 128, 192
 
 
 def cases() -> Iterable[Case]:
@@ -33,6 +39,12 @@ def cases() -> Iterable[Case]:
         for provider, modules in PROVIDERS.items():
             names = (f"kernels.{operation}.{module}" for operation, module in zip(OPERATIONS, modules, strict=True))
             yield from _of_shape(requests, context, queries, provider, *map(import_module, names))
+    for rows, dtype in product(DENSE, (torch.bfloat16, E4M3)):
+        yield Case(
+            f"attention {rows} x {TOP_K}, {str(dtype)[6:]}", "deepmesh, dense", partial(_attend_to_all, dtype, rows),
+            size_bytes=rows * TOP_K * WIDTH * dtype.itemsize, flops=2.0 * rows * TOP_K * HEADS * (WIDTH + LATENT),
+            fp8=dtype == E4M3,
+        )  # fmt: skip
 
 
 def _of_shape(
@@ -115,6 +127,13 @@ def _score(scores: ModuleType, requests: int, context: int, queries: int) -> Cal
     return call
 
 
+def _attend_to_all(dtype: torch.dtype, rows: int) -> Callable[[], object]:
+    plan = _plan(rows, TOP_K, 1)
+    pool = random_bfloat16(plan.block_table.numel(), BLOCK_TOKENS, WIDTH).to(dtype)
+    query = random_bfloat16(rows, HEADS, WIDTH)
+    return lambda: mla_decode(query, pool, plan, value_width=LATENT, scale=SCALE, kv_scale=1.0).joined()
+
+
 def _choose(choice: ModuleType, rows: int, context: int) -> Callable[[], object]:
     scores = torch.randn(rows, context, device="cuda")
     seen = torch.full((rows,), context, dtype=torch.int32, device="cuda")
@@ -122,11 +141,11 @@ def _choose(choice: ModuleType, rows: int, context: int) -> Callable[[], object]
 
 
 def attend(
-    attention: ModuleType, dtype: torch.dtype, requests: int, context: int, queries: int
+    attention: ModuleType, dtype: torch.dtype, requests: int, context: int, queries: int, heads: int = HEADS
 ) -> Callable[[], object]:
     plan = _plan(requests, context, queries)
     pool = random_bfloat16(plan.block_table.numel(), BLOCK_TOKENS, WIDTH).to(dtype)
-    query, rows = random_bfloat16(requests * queries, HEADS, WIDTH), requests * queries
+    query, rows = random_bfloat16(requests * queries, heads, WIDTH), requests * queries
     seen = torch.full((rows,), context, dtype=torch.int32, device="cuda")
     tokens = top_tokens(torch.randn(rows, context, device="cuda"), seen, TOP_K)
     return lambda: attention.mla_selected(query, pool, plan, tokens, LATENT, SCALE, 1.0)

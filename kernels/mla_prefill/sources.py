@@ -19,5 +19,8 @@ SOURCES: dict[Widths, Source] = {
     (128, 64, 192): Source(CUDA / "bf16_prefill_192.cu", 64),
     (192, 64, 256): Source(CUDA / "bf16_prefill_256.cu", 64),
 }
-# With a mask. A step has the keys of one of its blocks.
-MASKED: dict[Widths, Source] = {(128, 64, 128): Source(CUDA / "masked_prefill.cu", 128)}
+# With a mask. A step has the keys of one of its blocks, or of half of one.
+MASKED: dict[Widths, Source] = {
+    (128, 64, 128): Source(CUDA / "masked_prefill.cu", 128),
+    (192, 64, 256): Source(CUDA / "masked_prefill_256.cu", 64),
+}

@@ -19,10 +19,14 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 class Case:
     """Random queries of a prompt, its keys and values, and the keys that queries have chosen."""
 
-    def __init__(self, queries: int, keys: int, count: int, heads: int, device: torch.device) -> None:
+    def __init__(
+        self, queries: int, keys: int, count: int, heads: int, device: torch.device, own: int = 128, value: int = 128
+    ) -> None:
+        """own, value: widths of a head's own part of the keys and of its values."""
         self.plan = plan_prefill([queries], [keys], device)
-        self.query = torch.randn(queries, heads, 192, device=device).bfloat16()
-        self.own, self.value = torch.randn(keys, heads, 256, device=device).bfloat16().split(128, dim=2)
+        self.query = torch.randn(queries, heads, own + 64, device=device).bfloat16()
+        parts = torch.randn(keys, heads, own + value, device=device).bfloat16()
+        self.own, self.value = parts.split([own, value], dim=2)
         self.shared = torch.randn(keys, 576, device=device).bfloat16()[:, 512:]
         self.tokens = choose_keys(queries, keys, count, device)
         # Its last rows stay as they are.
@@ -36,7 +40,7 @@ class Case:
         return self.query, self.own, self.shared, self.value
 
     def attend(self, *, masked: bool = True) -> torch.Tensor:
-        out = self.query.new_empty(*self.query.shape[:2], 128)
+        out = self.query.new_empty(*self.query.shape[:2], self.value.shape[2])
         mla_prefill(*self.inputs, self.plan, out, scale=SCALE, mask=self.mask if masked else None)
         return out
 
@@ -88,7 +92,8 @@ def test_gpus_take_masks_where_our_kernel_does(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(mla_prefill_package, "is_hopper", lambda _: True)
     hopper = torch.device("cuda")
     assert takes_masks(128, 64, 128, torch.bfloat16, hopper)
-    assert not takes_masks(192, 64, 256, torch.bfloat16, hopper)
+    assert takes_masks(192, 64, 256, torch.bfloat16, hopper)
+    assert not takes_masks(128, 64, 192, torch.bfloat16, hopper)
     assert not takes_masks(128, 64, 128, torch.float32, hopper)
     monkeypatch.setattr(mla_prefill_package, "is_hopper", lambda _: False)
     assert not takes_masks(128, 64, 128, torch.bfloat16, hopper)
@@ -98,8 +103,11 @@ def test_gpus_take_masks_where_our_kernel_does(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(("queries", "keys"), [(1452, 3500), (3500, 7000), (127, 6900)])
-def test_2048_of_a_long_prompts_keys_are_attended_to(queries: int, keys: int, device: torch.device) -> None:
-    case = Case(queries, keys, 2048, 128, device)
+@pytest.mark.parametrize(("heads", "widths"), [(128, (128, 128)), (64, (192, 256))], ids=["deepseek", "glm"])
+def test_2048_of_a_long_prompts_keys_are_attended_to(
+    queries: int, keys: int, heads: int, widths: tuple[int, int], device: torch.device
+) -> None:
+    case = Case(queries, keys, 2048, heads, device, *widths)
     some = slice(5, 12)
     found, case.query, case.own, case.value = (
         case.attend()[:, some], case.query[:, some], case.own[:, some], case.value[:, some]

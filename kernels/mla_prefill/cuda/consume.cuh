@@ -79,15 +79,18 @@ struct Consumer {
     for (int i = 0; i < SCORES / 2; i++) weights[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);
   }
 
-  // Hides the scores of keys that the thread's rows do not see, if the step has bits that say so.
-  __device__ __forceinline__ void hide_unseen(float (&)[SCORES], const Masks<false>&) const {}
-  __device__ __forceinline__ void hide_unseen(float (&scores)[SCORES], const Masks<true>& masks) const {
-    static_assert(!MASKED || KEYS == 128, "a row's bits are 16 bytes");
+  // Hides the scores of keys that the thread's rows do not see, if the step has bits that say so. step: its number in the prompt.
+  __device__ __forceinline__ void hide_unseen(float (&)[SCORES], const Masks<false>&, int) const {}
+  __device__ __forceinline__ void hide_unseen(float (&scores)[SCORES], const Masks<true>& masks, int step) const {
+    constexpr int WORDS = KEYS / 32;
     int row = half * HALF_QUERIES + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int side = 0; side < 2; side++) {
-      uint4 bits = masks.mask[count % STAGES][row + side * 8];
-      u32 words[4] = {bits.x >> column, bits.y >> column, bits.z >> column, bits.w >> column};
+      auto stored = reinterpret_cast<const MaskWords<KEYS>*>(&masks.mask[count % STAGES][row + side * 8]);
+      MaskWords<KEYS> bits = stored[step % (MASK_KEYS / KEYS)];
+      u32 words[WORDS];
+#pragma unroll
+      for (int i = 0; i < WORDS; i++) words[i] = bits.word[i] >> column;
 #pragma unroll
       for (int i = 0; i < SCORES; i++)
         if (i / 2 % 2 == side && !(words[i / 16] >> (i / 4 % 4 * 8 + i % 2) & 1)) scores[i] = -__int_as_float(0x7F800000);
@@ -130,7 +133,7 @@ struct Consumer {
     score(scores);
     wgmma_wait<0>();
     pin(scores);
-    hide_unseen(scores, shared);
+    hide_unseen(scores, shared, unit.steps - 1);
     release(&shared.key_empty[count % STAGES]);
     // Products have used the queries, so they have left shared memory. Right after their loads they may not have: an arrival does
     // not wait for loads.
@@ -145,16 +148,17 @@ struct Consumer {
     count++;
   }
 
-  // One more step's scores, while the values of the step before are added.
-  __device__ __forceinline__ void step(float (&out)[SUMS], u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, bool more,
+  // One more step's scores, while the values of the step before are added. later: how many steps come after it.
+  __device__ __forceinline__ void step(float (&out)[SUMS], u32 (&weights)[KEYS / 16][4], Softmax& softmax, const Sight& sight, int later,
                                        const int* first = nullptr) {
+    bool more = later > 0;
     float scores[SCORES];
     score(scores);
     await_values(count - 1);
     add(out, weights);
     wgmma_wait<1>();
     pin(scores);
-    hide_unseen(scores, shared);
+    hide_unseen(scores, shared, later);
     release(&shared.key_empty[count % STAGES]);
     if (!HOLDS_QUERIES && !more) release(&shared.query_empty[half]);
     bool raised = weigh(scores, softmax, sight, first);
@@ -188,16 +192,16 @@ struct Consumer {
         // differently: then descriptors are no longer in uniform registers, and dense attention takes 10% longer.
 #pragma unroll 1
         for (; left && left == unit.steps - 1 && max(unit.blocks[2], unit.blocks[3]) + BLOCK > sight.all; left--)
-          step(out, weights, softmax, sight, left > 1, unit.blocks + 2);
+          step(out, weights, softmax, sight, left - 1, unit.blocks + 2);
       } else {
         // Several steps of fewer keys may lie on the diagonal. Their blocks follow one another.
         int first[2] = {unit.blocks[0] - KEYS, unit.blocks[1] - KEYS};
 #pragma unroll 1
         for (; left && first[1] + BLOCK > sight.all; left--, first[0] -= KEYS, first[1] -= KEYS)
-          step(out, weights, softmax, sight, left > 1, first);
+          step(out, weights, softmax, sight, left - 1, first);
       }
 #pragma unroll 1
-      for (; left; left--) step(out, weights, softmax, sight, left > 1);
+      for (; left; left--) step(out, weights, softmax, sight, left - 1);
       await_values(count - 1);
       add(out, weights);
       softmax.finish();

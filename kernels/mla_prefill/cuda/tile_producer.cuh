@@ -40,7 +40,7 @@ struct TileProducer : Copier {
   }
   template <class Room>
   __device__ __forceinline__ void copy_mask(Room& room, const Unit& unit, int step, int stage) {
-    const uint4* bits = all.mask + (long long)step * all.mask_rows + unit.first_query;
+    const uint4* bits = all.mask + (long long)(step * KEYS / MASK_KEYS) * all.mask_rows + unit.first_query;
     copy_run(room.mask[stage], bits, MASK_BYTES, &room.key_full[stage]);
   }
 

@@ -20,7 +20,8 @@ constexpr int SUMS = VALUE / 2, SCORES = KEYS / 2;
 constexpr int CHUNK = 64, KEY_CHUNKS = WIDTH / CHUNK, OWN_CHUNKS = OWN / CHUNK, VALUE_CHUNKS = VALUE / CHUNK;
 constexpr int QUERY_CHUNK_BYTES = HALF_QUERIES * CHUNK * 2, CHUNK_BYTES = KEYS * CHUNK * 2;
 constexpr int QUERY_BYTES = KEY_CHUNKS * QUERY_CHUNK_BYTES, KEY_BYTES = KEY_CHUNKS * CHUNK_BYTES, VALUE_BYTES = VALUE_CHUNKS * CHUNK_BYTES;
-constexpr int MASK_BYTES = MASKED ? QUERIES * KEYS / 8 : 0;
+// Keys of which a mask has the bits of all queries together, and the bytes of them that a step copies.
+constexpr int MASK_KEYS = 128, MASK_BYTES = MASKED ? QUERIES * MASK_KEYS / 8 : 0;
 constexpr int STAGES = 2;
 // The place of a block that does not exist: after all keys.
 constexpr int NO_BLOCK = 1 << 29;
@@ -59,7 +60,11 @@ struct Inputs {
   float scale_log2;
 };
 
-// Room for a step's bits, a row for each query of the tile.
+// A query's bits of a step.
+template <int KEYS>
+struct alignas(KEYS / 8) MaskWords { u32 word[KEYS / 32]; };
+
+// Room for the bits that a step copies, a row for each query of the tile.
 template <bool MASKED>
 struct Masks {};
 template <>

@@ -13,7 +13,8 @@ from tests.support.chosen_keys import choose_keys
 from tests.support.cuda_on_cpu.launches import CudaOnCpu
 from tests.support.errors import relative_error
 
-HEADS, OWN, ROPE, VALUE, SCALE = 3, 128, 64, 128, 0.1
+HEADS, ROPE, SCALE = 3, 64, 0.1
+DEEPSEEK, GLM = (128, 128), (192, 256)
 
 
 def plan_of(queries: int, keys: int) -> PrefillPlan:
@@ -32,23 +33,33 @@ def test_words_have_the_bits_of_chosen_keys(count: int, on_cpu: CudaOnCpu) -> No
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "count"), [(1, 1, 1), (70, 200, 30), (130, 400, 150), (129, 129, 200), (130, 400, None)]
+    ("queries", "keys", "count", "widths"),
+    [
+        (1, 1, 1, DEEPSEEK),
+        (130, 400, 150, DEEPSEEK),
+        (129, 129, 200, DEEPSEEK),
+        (130, 400, None, DEEPSEEK),
+        (130, 330, 90, GLM),
+    ],
 )
-def test_queries_attend_to_their_chosen_keys(queries: int, keys: int, count: int | None, on_cpu: CudaOnCpu) -> None:
+def test_queries_attend_to_their_chosen_keys(
+    queries: int, keys: int, count: int | None, widths: tuple[int, int], on_cpu: CudaOnCpu
+) -> None:
+    own, value = widths
     bf16, plan = on_cpu.module("mla_prefill.bf16"), plan_of(queries, keys)
-    query = torch.randn(queries, HEADS, OWN + ROPE).bfloat16()
-    parts = torch.randn(keys, HEADS, OWN + VALUE).bfloat16().split([OWN, VALUE], dim=2)
+    query = torch.randn(queries, HEADS, own + ROPE).bfloat16()
+    parts = torch.randn(keys, HEADS, own + value).bfloat16().split([own, value], dim=2)
     inputs = query, parts[0], torch.randn(keys, ROPE).bfloat16(), parts[1]
     mask = None
     if count is not None:
         mask = empty_mask(queries, keys, torch.device("cpu")).random_()
         write_mask(choose_keys(queries, keys, count), mask[:, :queries])
         assert seen_keys(mask, queries, keys).sum(1).max() <= count
-    expected, found = query.new_empty(queries, HEADS, VALUE).float(), query.new_empty(queries, HEADS, VALUE)
+    expected, found = query.new_empty(queries, HEADS, value).float(), query.new_empty(queries, HEADS, value)
     plain = query.float(), parts[0].float(), inputs[2].float(), parts[1].float()
     mla_prefill(*plain, plan, expected, scale=SCALE, mask=mask)
     bf16.mla_prefill(*inputs, plan, found, SCALE, mask)
     assert relative_error(found, expected) < 0.01 and not plan.taken
-    quantized = empty_quantized(queries, HEADS * VALUE, device=query.device)
+    quantized = empty_quantized(queries, HEADS * value, device=query.device)
     bf16.attend_and_quantize(*inputs, plan, quantized.rows(0, queries), SCALE, mask)
     assert relative_error(dequantize(quantized).view_as(expected), expected) < 0.04
