@@ -18,8 +18,8 @@ EVEN = 2.2
 FEWEST_CAPTURED = 4096
 # "auto": prompts are computed within about this many steps, however long these become: while more prompts come than
 # even steps compute, first tokens would otherwise come ever later. One rank has no longer steps for it than those that
-# are captured: larger ones compute no more tokens a second.
-MOST_STEPS = 8
+# are captured, since larger ones compute no more tokens a second, and shorter ones made its first tokens come sooner.
+MOST_STEPS, MOST_STEPS_ALONE = 8, 12
 # "auto": the tokens of a chunk take at least this many times as long as what any chunk adds, however short: on one
 # rank, and on each of several, where smaller chunks pay because each holds up all ranks (sim/notes.md).
 WORTHWHILE_ALONE, WORTHWHILE = 3.0, 1.0
@@ -230,7 +230,7 @@ class MixedSteps:
             step_ms = EVEN * without_ms
             least = -(-queued_tokens // MOST_STEPS)
             if captured_left > 0:
-                least = min(least, captured_left)
+                least = min(-(-queued_tokens // MOST_STEPS_ALONE), captured_left)
         alone = self._most_alone(step_ms - without_ms, rows_left, captured_left)
         if self._divided_tokens is None:
             return MostTokens(max(alone, least), max(alone, least))
