@@ -5,6 +5,7 @@ A host computes it with `tags`. What hashes by itself, such as a GPU, takes `has
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -22,11 +23,18 @@ def tags(key: bytes, first_layer: int, pieces: Sequence[memoryview]) -> bytes:
 
 def hash_key_and_masks(key: bytes, first_layer: int, layers: int) -> tuple[bytes, bytes]:
     """What GHASH multiplies by, and what its hashes of pieces in consecutive layers are to be combined with by XOR."""
-    counters = (_nonce(layer) + (1).to_bytes(4) for layer in range(first_layer, first_layer + layers))
     # Each is encrypted by itself: the mode is the block cipher's own.
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    encrypted = cipher.update(b"".join((bytes(TAG_BYTES), *counters)))
+    encrypted = cipher.update(_counters(first_layer, layers))
     return encrypted[:TAG_BYTES], encrypted[TAG_BYTES:]
+
+
+# Blocks differ by their keys alone.
+@lru_cache(maxsize=1024)
+def _counters(first_layer: int, layers: int) -> bytes:
+    """Zero, and the first counter after each layer's nonce."""
+    counters = (_nonce(layer) + (1).to_bytes(4) for layer in range(first_layer, first_layer + layers))
+    return b"".join((bytes(TAG_BYTES), *counters))
 
 
 def _nonce(layer: int) -> bytes:

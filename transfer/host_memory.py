@@ -9,7 +9,7 @@ import numpy as np
 from mesh.huge_pages import huge_memory
 from transfer.checksum import Bytes, same, segment_checksum
 from transfer.gmac import tags
-from transfer.memory import Check, Done, KeyedPieces, Pool
+from transfer.memory import Check, Done, KeyedPieces, Pool, tags_in
 from transfer.segments import Tile
 
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
@@ -49,8 +49,12 @@ class HostMemory:
     def host_side(self, staging: Bytes) -> Bytes:
         return staging
 
-    def read_staging(self, staging: Bytes, size_bytes: int) -> memoryview:
-        return staging[:size_bytes].data
+    def received(self, staging: Bytes, size_bytes: int) -> None:
+        """They are where they were received."""
+
+    def tags(self, staging: Bytes, tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:
+        pieces = staging[: tile.pieces * self.piece_bytes].reshape(tile.pieces, self.piece_bytes)
+        return tags_in([piece.data for piece in pieces], tile, keyed)
 
     def host_source(self, mapped: Pool) -> "_MappedBlocks":
         return _MappedBlocks(self, mapped)

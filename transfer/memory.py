@@ -91,8 +91,12 @@ class KvMemory(Protocol):
         """The buffer's side in host memory, which `gather`, `land` and UCX take in its place."""
         ...
 
-    def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
-        """The first bytes of a host side: what was gathered or received there."""
+    def received(self, staging: Any, size_bytes: int) -> None:
+        """The first bytes of a staging buffer have come from a peer: `tags` and `land` read them."""
+        ...
+
+    def tags(self, staging: Any, tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:
+        """The tags of a tile's pieces at the start of a staging buffer, where they were gathered or received."""
         ...
 
     def host_source(self, mapped: Pool) -> HostSource:
@@ -121,14 +125,6 @@ class KvMemory(Protocol):
         If they do not, nothing is written. Work that begins after completion sees the pieces.
         """
         ...
-
-
-def staged_tags(memory: KvMemory, staging: Any, tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:
-    """The tags of pieces that lie at the start of a staging buffer's host side."""
-    if not keyed:
-        return []
-    staged, piece_bytes = memory.read_staging(staging, tile.pieces * memory.piece_bytes), memory.piece_bytes
-    return tags_in([staged[start : start + piece_bytes] for start in range(0, len(staged), piece_bytes)], tile, keyed)
 
 
 def tags_in(pieces: Sequence[memoryview], tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:

@@ -16,7 +16,7 @@ from transfer.landing import (
     Phase,
 )
 from transfer.mailbox import Mailbox
-from transfer.memory import KvMemory, Pending, staged_tags
+from transfer.memory import KvMemory, Pending
 from transfer.origin import LocalTcp
 from transfer.seal import WRONG_MAC, Kind, unseal
 from transfer.segments import Tile
@@ -188,6 +188,7 @@ class Receiver:
         if error is not None:
             self.give_up(incoming, SENDER_LOST, f"the sender was lost: {error}")
         else:
+            self._memory.received(self._received(incoming, receive.slot), self._size(incoming.tiles[receive.index]))
             self._verify_later(incoming, receive.index)
 
     def _verify_later(self, incoming: Incoming, index: int) -> None:
@@ -227,7 +228,7 @@ class Receiver:
         if isinstance(check, str):
             return check
         staging = self._received(incoming, incoming.slot(index))
-        return check.refusal(staged_tags(self._memory, staging, tile, check.keyed))
+        return check.refusal(self._memory.tags(staging, tile, check.keyed) if check.keyed else ())
 
     def _received(self, incoming: Incoming, slot: int) -> Any:
         staging = self._staging[slot]

@@ -8,7 +8,7 @@ from typing import Any
 
 from mesh.observe import span
 from transfer.mailbox import Mailbox
-from transfer.memory import KvMemory, Pending, staged_tags
+from transfer.memory import KvMemory, Pending
 from transfer.origin import Origin
 from transfer.outgoing import Outgoing
 from transfer.seal import Kind, seal
@@ -195,7 +195,7 @@ class Sender:
         if outgoing.macs is None:
             return ()
         tile = outgoing.tiles[send.index]
-        return outgoing.macs.macs_of(tile, partial(staged_tags, self._memory, self._staged(outgoing, send.slot), tile))
+        return outgoing.macs.macs_of(tile, partial(self._memory.tags, self._staged(outgoing, send.slot), tile))
 
     def _staged(self, outgoing: Outgoing, slot: int) -> Any:
         staging = self._staging[slot]

@@ -8,11 +8,14 @@ import torch
 from cuda.bindings import driver
 
 from engine.runner.device_source import DeviceSource
+from engine.runner.piece_tags import TagsInProgress
+from kernels import ghash
 from kernels.kv_copy.segment import SegmentBuffer, Table
 from kernels.kv_copy.xxh3 import seeded_table
 from mesh.errors import EngineFailed
 from transfer.checksum import Bytes, seed_of
-from transfer.memory import HostSource, Pool
+from transfer.memory import HostSource, KeyedPieces, Pool
+from transfer.segments import Tile
 
 # How many transfers' tables are kept: about as many as are open at a time.
 _KEPT_TABLES = 256
@@ -125,6 +128,7 @@ class DeviceMemory:
         # Made as transfers with stores use them.
         self._host_sides: dict[DeviceSlot, HostSide] = {}
         self._table = lru_cache(_KEPT_TABLES)(_table_of)
+        ghash.prepare(self._device)
 
     def allocate_staging(self, size_bytes: int) -> DeviceSlot:
         # This gives the thread torch's context, which the driver's calls need, and waits until the pool is there.
@@ -144,8 +148,15 @@ class DeviceMemory:
             self._host_sides[staging] = HostSide(staging)
         return self._host_sides[staging]
 
-    def read_staging(self, staging: HostSide, size_bytes: int) -> memoryview:
-        return staging[:size_bytes].data
+    def received(self, staging: DeviceSlot | HostSide, size_bytes: int) -> None:
+        staging.give(size_bytes)
+
+    def tags(self, staging: DeviceSlot | HostSide, tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:
+        staged = staging.slot.tensor[: tile.pieces * self.piece_bytes]
+        pieces = staged.view(tile.layer_count, tile.block_count, self.piece_bytes)
+        tags = TagsInProgress([pieces], range(tile.block_count), keyed, tile.first_layer)
+        self._stream.synchronize()
+        return tags.result()
 
     def host_source(self, mapped: Pool) -> HostSource:
         return DeviceSource(mapped, self._planes, self._stream)
@@ -172,7 +183,6 @@ class DeviceMemory:
         checksum: bytes,
     ) -> "_Landed":
         slot = staging.slot
-        staging.give(layer_count * len(blocks) * self.piece_bytes)
         slot.segment.land(first_layer, layer_count, blocks, self._table(key), checksum)
         slot.done.record(self._stream)
         return _Landed(slot)

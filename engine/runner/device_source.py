@@ -10,7 +10,6 @@ from cuda.bindings import driver
 
 from engine.runner.locked_regions import LockedRegions
 from engine.runner.piece_tags import TagsInProgress
-from kernels import ghash
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check, Pending, Pool
 from transfer.segments import Tile
@@ -38,7 +37,6 @@ class DeviceSource:
         self._mapped = mapped
         self._planes = [_Plane(plane) for plane in planes]
         self._bytes = [plane.flatten(2).view(torch.uint8) for plane in planes]
-        ghash.prepare(planes[0].device)
         self._stream = stream
         self._block_bytes = layers * self._piece_bytes
         # They are given back when the last reference to the source goes, so they must not refer to it.

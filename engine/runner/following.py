@@ -16,7 +16,7 @@ from engine.exchange.interface import RankExchange
 from engine.moves.host_slots import HostSlots
 from engine.parallel.layout import Group
 from kernels.host_copy import to_device
-from transfer.memory import Check, Done, HostSource, KvMemory, Pending, Pool
+from transfer.memory import Check, Done, HostSource, KeyedPieces, KvMemory, Pending, Pool
 from transfer.segments import Tile
 
 _FIRST = 0
@@ -127,8 +127,11 @@ class _WatchedMemory:
     def host_side(self, staging: Any) -> Any:
         return self._memory.host_side(staging)
 
-    def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
-        return self._memory.read_staging(staging, size_bytes)
+    def received(self, staging: Any, size_bytes: int) -> None:
+        self._memory.received(staging, size_bytes)
+
+    def tags(self, staging: Any, tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:
+        return self._memory.tags(staging, tile, keyed)
 
     def host_source(self, mapped: Pool) -> HostSource:
         return _WatchedSource(self._memory.host_source(mapped), self._landings)

@@ -1,10 +1,9 @@
-"""MACs of a KV pool's pieces, which the pool's device hashes where they lie."""
+"""MACs of pieces of KV, which a device hashes where they lie."""
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.ghash import hash_pieces
@@ -15,32 +14,30 @@ from transfer.memory import KeyedPieces
 class TagsInProgress:
     """Tags of pieces, which the current stream hashes after what was queued before."""
 
-    def __init__(self, planes: Sequence[torch.Tensor], blocks: Sequence[int], keyed: Sequence[KeyedPieces]) -> None:
-        """planes: of the pool, [layers, blocks, bytes] uint8; blocks: of the pool, by their number in `keyed`."""
-        keys, masks = zip(*(hash_key_and_masks(each.key, each.first_layer, each.layers) for each in keyed), strict=True)
-        self._masks: Sequence[bytes] = masks
-        counts = [each.layers for each in keyed]
-        layers = np.concatenate([each.first_layer + np.arange(each.layers) for each in keyed])
-        places = np.repeat([(blocks[each.block], key) for key, each in enumerate(keyed)], counts, axis=0)
-        device = planes[0].device
-        hashes = hash_pieces(
-            planes,
-            _moved(np.column_stack((layers, places)).astype(np.int32), device),
-            _moved(np.frombuffer(bytearray().join(keys), np.uint8), device).view(-1, TAG_BYTES),
-        )
-        self._hashes = torch.empty(hashes.shape, dtype=torch.uint8, pin_memory=hashes.is_cuda)
-        self._hashes.copy_(hashes, non_blocking=True)
+    def __init__(
+        self, planes: Sequence[torch.Tensor], blocks: Sequence[int], keyed: Sequence[KeyedPieces], first_layer: int = 0
+    ) -> None:
+        """planes: what has the pieces, [layers, blocks, bytes] uint8; blocks: where those are that `keyed` counts;
+        first_layer: of the planes.
+        """
+        self._keyed, self._masks, count = keyed, bytearray(), sum(each.layers for each in keyed)
+        # A GPU reads and writes all of this where it lies.
+        job = torch.empty((len(keyed) + 2 * count, TAG_BYTES), dtype=torch.uint8, pin_memory=planes[0].is_cuda)
+        keys, self._hashes, rest = job.split([len(keyed), count, count])
+        pieces = rest.view(-1)[: 12 * count].view(torch.int32).view(count, 3)
+        key_bytes, places, end = keys.numpy(), pieces.numpy(), 0
+        for number, each in enumerate(keyed):
+            key, masks = hash_key_and_masks(each.key, each.first_layer, each.layers)
+            key_bytes[number] = np.frombuffer(key, np.uint8)
+            self._masks += masks
+            start, end = end, end + each.layers
+            first = each.first_layer - first_layer
+            places[start:end, 0] = range(first, first + each.layers)
+            places[start:end, 1:] = blocks[each.block], number
+        hash_pieces(planes, pieces, keys, self._hashes)
 
     def result(self) -> list[bytes]:
         """To be called once the stream has finished that."""
-        hashes, tags, start = self._hashes.numpy().reshape(-1), [], 0
-        for masks in self._masks:
-            tags.append((hashes[start : start + len(masks)] ^ np.frombuffer(masks, np.uint8)).tobytes())
-            start += len(masks)
-        return tags
-
-
-def _moved(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Queue a copy to the device."""
-    staged = torch.from_numpy(values)
-    return (staged.pin_memory() if device.type == "cuda" else staged).to(device, non_blocking=True)
+        tags = (self._hashes.numpy().reshape(-1) ^ np.frombuffer(self._masks, np.uint8)).tobytes()
+        ends = accumulate(each.layers * TAG_BYTES for each in self._keyed)
+        return [tags[end - each.layers * TAG_BYTES : end] for each, end in zip(self._keyed, ends, strict=True)]

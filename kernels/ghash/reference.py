@@ -8,12 +8,11 @@ import torch
 _REDUCTION = 0xE1 << 120
 
 
-def hash_pieces(planes: Sequence[torch.Tensor], pieces: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    hashes = bytearray()
-    for layer, block, key in pieces.tolist():
+def hash_pieces(planes: Sequence[torch.Tensor], pieces: torch.Tensor, keys: torch.Tensor, hashes: torch.Tensor) -> None:
+    for (layer, block, key), out in zip(pieces.tolist(), hashes, strict=True):
         piece = b"".join(bytes(plane[layer, block].tolist()) for plane in planes)
-        hashes += ghash(bytes(keys[key].tolist()), piece + (8 * len(piece)).to_bytes(8) + bytes(8))
-    return torch.frombuffer(hashes, dtype=torch.uint8).view(-1, 16)
+        hashed = ghash(bytes(keys[key].tolist()), piece + (8 * len(piece)).to_bytes(8) + bytes(8))
+        out.copy_(torch.tensor(list(hashed), dtype=torch.uint8))
 
 
 def ghash(key: bytes, units: bytes) -> bytes:

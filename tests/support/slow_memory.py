@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from transfer.host_memory import HostMemory
-from transfer.memory import Check, Done, HostSource, Pool
+from transfer.memory import Check, Done, HostSource, KeyedPieces, Pool
 from transfer.segments import Tile
 
 
@@ -45,8 +45,11 @@ class SlowMemory:
     def host_side(self, staging: Any) -> Any:
         return self._memory.host_side(staging)
 
-    def read_staging(self, staging: Any, size_bytes: int) -> memoryview:
-        return self._memory.read_staging(staging, size_bytes)
+    def received(self, staging: Any, size_bytes: int) -> None:
+        self._memory.received(staging, size_bytes)
+
+    def tags(self, staging: Any, tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:
+        return self._memory.tags(staging, tile, keyed)
 
     def host_source(self, mapped: Pool) -> "SlowSource":
         return SlowSource(self, self._memory.host_source(mapped))

@@ -3,14 +3,14 @@
 // A number of GF(2^128) is four words, of which the first one's highest bit is the coefficient of x^0. A product takes the 32
 // digits of four bits of one factor from a table with the 16 multiples of the other: digits of the four words that stand at the
 // same place are added, and then shifted together, so that a product has eight lookups of each word, seven shifts of eight words and
-// one reduction, some 300 instructions. A CTA hashes a piece: a thread takes every 128th unit of 16 bytes, by Horner's rule with
-// H^128, and the threads' sums are joined pair by pair with H, H^2, H^4 ... H^64. Reads each byte once.
+// one reduction, some 300 instructions. A CTA hashes a piece: a thread takes every 256th unit of 16 bytes, by Horner's rule with
+// H^256, and the threads' sums are joined pair by pair with H, H^2, H^4 ... H^128. Reads each byte once.
 
 using u32 = unsigned int;
 
-constexpr int THREADS = 128, ENTRIES = 16;
-// H, H^2, H^4 ... H^128.
-constexpr int POWERS = 8;
+constexpr int THREADS = 256, ENTRIES = 16;
+// H, H^2, H^4 ... H^256.
+constexpr int POWERS = 9;
 
 struct Arguments {
   // [layers, blocks, units]
@@ -19,12 +19,12 @@ struct Arguments {
   int blocks;
   // [pieces, 3]: layer, block, key
   const int* pieces;
-  // [keys, 4]
+  // [keys]
   const uint4* keys;
+  // [pieces]; these three may lie in page-locked memory.
+  uint4* hashes;
   // [keys, POWERS, ENTRIES]
   uint4* tables;
-  // [pieces]
-  uint4* hashes;
 };
 
 // Between 16 bytes and a number.
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) hash_pieces(const __grid_c
   __shared__ uint4 tables[POWERS * ENTRIES], sums[THREADS];
   int thread = threadIdx.x;
   const int* piece = given.pieces + 3ll * blockIdx.x;
-  tables[thread] = given.tables[(long long)piece[2] * POWERS * ENTRIES + thread];
+  if (thread < POWERS * ENTRIES) tables[thread] = given.tables[(long long)piece[2] * POWERS * ENTRIES + thread];
   long long row = (long long)piece[0] * given.blocks + piece[1];
   const uint4 *first = given.planes[0] + row * given.units[0], *second = given.planes[1] + row * given.units[1];
   int units = given.units[0] + given.units[1];
