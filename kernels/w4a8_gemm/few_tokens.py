@@ -66,7 +66,7 @@ def feed_forward(
         positions=positions.data_ptr(), inner=inner.data_ptr(), out=out.data_ptr(),
         progress=experts.progress.data_ptr(), tokens=choices.shape[0], choices=choices.shape[1],
     )  # fmt: skip
-    ctas = ctas or processors(device) - spared(rows, experts.expert_bytes)
+    ctas = ctas or processors(device) - spared(rows, experts.expert_bytes, count)
     strips = strips or choose_strips(min(rows, count), hidden, width, ctas)
     kernel = load_kernel(SOURCE, f"w4a8_few_tokens_{strips}", device.index or 0)
     kernel.launch((ctas, 1, 1), WARPS * 32, arguments, dependent=True)

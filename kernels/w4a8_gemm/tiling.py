@@ -25,7 +25,7 @@ class Tiling:
         return min(self.rows, 64)
 
 
-# The last one is for any number of rows: a tile of it with at most 32, 64 or 96 rows is computed as one of that size.
+# The last one is for any number of rows: a tile of it with at most 32, 48, 64 or 96 rows is computed as one of as many.
 TILINGS = (
     Tiling(16, 4, 1),
     Tiling(24, 4, 1),
@@ -78,18 +78,26 @@ def narrowed(tiling: Tiling, gate_up: tuple[int, int], copies: float, *, divided
     return NARROW if narrow and whole_turns else tiling
 
 
-# Multiprocessors that a step's product leaves to shared experts meanwhile, whose CTAs fill one each: 4, or 36 with few
-# copies. All 16 or 22 CTAs of gate and up and all but two of down's 38 then run at once, while the other 96 decode
-# 4.8 TB/s, more than memory delivers.
-SPARE, SPARE_OF_FEW = 4, 36
+# Multiprocessors that a step's product leaves to shared experts meanwhile, whose CTAs fill one each: 4, 8 if all held
+# experts take less time than shared ones on 4, or 36 with few copies. All 16 or 22 CTAs of gate and up and all but two
+# of down's 38 then run at once, while the other 96 decode 4.8 TB/s, more than memory delivers.
+SPARE, SPARE_OF_SOME, SPARE_OF_FEW = 4, 8, 36
 # There are few copies if that many experts have at most this many bytes: 32 of R1's, which take 170 us to read. Shared
 # experts that four ranks divide take 150 us on 4 multiprocessors: with more copies they end first anyway.
 FEW_BYTES = 750_000_000
+# R1's shared experts take some 270 us on 4 multiprocessors and 150 on 8: six rounds of gate and up and ten of down, or
+# three and five. Experts of this many bytes take 240.
+SOME_BYTES = 1_000_000_000
 
 
-def spared(copies: float, expert_bytes: int) -> int:
-    """How many multiprocessors are left to shared experts. copies: as in `narrowed`. Results do not depend on it."""
-    return SPARE_OF_FEW if copies * expert_bytes <= FEW_BYTES else SPARE
+def spared(copies: float, expert_bytes: int, experts: int) -> int:
+    """How many multiprocessors are left to shared experts. Results do not depend on it.
+
+    copies: as in `narrowed`; experts: how many are held.
+    """
+    if copies * expert_bytes <= FEW_BYTES:
+        return SPARE_OF_FEW
+    return SPARE_OF_SOME if experts * expert_bytes <= SOME_BYTES else SPARE
 
 
 # The most bytes of chosen experts for which the kernel of few tokens is taken: those of two tokens on one of four ranks

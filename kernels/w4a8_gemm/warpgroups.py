@@ -110,7 +110,7 @@ def _spared(arguments: ctypes.Structure, weight: Int4Experts, layout: Layout) ->
         return 0
     products = arguments.first, arguments.last
     expert_bytes = sum(product.output_tiles * product.groups for product in products) * weight.tiles.shape[-1]
-    return spared(layout.expected_copies, expert_bytes)
+    return spared(layout.expected_copies, expert_bytes, weight.shape[0])
 
 
 def _most_row_tiles(layout: Layout, tiling: Tiling) -> int:

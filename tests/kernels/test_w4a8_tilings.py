@@ -7,7 +7,7 @@ import pytest
 
 from kernels.fp8_gemm.few_rows import choose_tiling
 from kernels.w4a8_gemm.profile import ROWS, find_or_measure, measure_table
-from kernels.w4a8_gemm.tiling import H200, NARROW, SPARE, SPARE_OF_FEW, TILINGS, Tiling, narrowed, spared
+from kernels.w4a8_gemm.tiling import H200, NARROW, SPARE, SPARE_OF_FEW, SPARE_OF_SOME, TILINGS, Tiling, narrowed, spared
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, 16), (8, 24), (16, 32), (32, 128), (4096, 128)])
@@ -55,21 +55,23 @@ EXPERT_BYTES = 3 * 7168 * 2048 * 33 // 64
 
 
 @pytest.mark.parametrize(
-    ("copies", "expert_bytes", "expected"),
+    ("copies", "expert_bytes", "experts", "expected"),
     [
         # Each token chooses eight experts. Four ranks that each hold a quarter of the experts.
-        pytest.param(2, EXPERT_BYTES, SPARE_OF_FEW, id="four ranks, 1 request in all"),
-        pytest.param(32, EXPERT_BYTES, SPARE_OF_FEW, id="four ranks, 16 requests in all"),
-        pytest.param(64, EXPERT_BYTES, SPARE, id="four ranks, 32 requests in all"),
+        pytest.param(2, EXPERT_BYTES, 64, SPARE_OF_FEW, id="four ranks, 1 request in all"),
+        pytest.param(32, EXPERT_BYTES, 64, SPARE_OF_FEW, id="four ranks, 16 requests in all"),
+        pytest.param(64, EXPERT_BYTES, 64, SPARE, id="four ranks, 32 requests in all"),
         # Four ranks that each hold a quarter of every expert's width.
-        pytest.param(8, EXPERT_BYTES // 4, SPARE_OF_FEW, id="divided width, 1 request"),
-        pytest.param(256, EXPERT_BYTES // 4, SPARE, id="divided width, 32 requests"),
-        pytest.param(32, EXPERT_BYTES, SPARE_OF_FEW, id="eight ranks, 4 requests each"),
-        pytest.param(256, EXPERT_BYTES, SPARE, id="eight ranks, 32 requests each"),
+        pytest.param(8, EXPERT_BYTES // 4, 256, SPARE_OF_FEW, id="divided width, 1 request"),
+        pytest.param(256, EXPERT_BYTES // 4, 256, SPARE, id="divided width, 32 requests"),
+        pytest.param(32, EXPERT_BYTES, 32, SPARE_OF_FEW, id="eight ranks, 4 requests each"),
+        pytest.param(256, EXPERT_BYTES, 32, SPARE_OF_SOME, id="eight ranks, 32 requests each"),
     ],
 )
-def test_few_copies_leave_room_for_shared_experts_at_once(copies: float, expert_bytes: int, expected: int) -> None:
-    assert spared(copies, expert_bytes) == expected
+def test_shared_experts_get_room_to_end_with_the_others(
+    copies: float, expert_bytes: int, experts: int, expected: int
+) -> None:
+    assert spared(copies, expert_bytes, experts) == expected
 
 
 def test_shared_experts_of_few_copies_all_run_at_once() -> None:

@@ -17,7 +17,7 @@
 // each other so that one at a time uses the tensor cores.
 //
 // Experts that many tokens choose have more rows than a tile, most others fewer. So a tile of 128 rows copies whole boxes of 64,
-// and multiplies 32, 64, 96 or 128 rows, the fewest that hold its own.
+// and multiplies 32, 48, 64, 96 or 128 rows, the fewest that hold its own.
 //
 // Two products in one kernel: the first one's outputs are gated, rounded to e4m3 by a static scale, and are the rows of the last
 // one. Tiles of the last product follow those of the first without a pause; only copies of rows wait for what other CTAs store
@@ -274,12 +274,13 @@ struct Product {
     if (stored.gated) tell_stored(&given.progress[stored.row_tile]);
   }
 
-  // Makes a tile with as few rows, in steps, as hold its own.
+  // Makes a tile of the smallest size that holds its rows.
   template <int MADE>
   __device__ __forceinline__ void make_fitting(int slot, const Tile& tile, int rows, int count, int& stage,
                                                int& phase) const {
-    if constexpr (MADE > Of::STEP) {
-      if (rows <= MADE - Of::STEP) return make_fitting<MADE - Of::STEP>(slot, tile, rows, count, stage, phase);
+    if constexpr (MADE > Of::LEAST) {
+      constexpr int FEWER = MADE - (MADE > 64 ? 32 : 16);
+      if (rows <= FEWER) return make_fitting<FEWER>(slot, tile, rows, count, stage, phase);
     }
     make<MADE>(slot, tile, count, stage, phase);
   }
