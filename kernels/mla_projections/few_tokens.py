@@ -18,10 +18,11 @@ AbsorbArguments = structure(SOURCE, "AbsorbArguments")
 ExpandArguments = structure(SOURCE, "ExpandArguments")
 # Widths of a head that the source supports, of queries' part that is not rotated any of these; values are whole groups.
 NOPES, ROPE, LATENT = (128, 192), 64, 512
-# Numbers of tokens of a CTA's tile.
-TOKENS = (16, 32, 64, 96)
-# Up to this many tokens it is faster than cuBLAS with the kernels that cuBLAS needs around it.
-MOST_TOKENS, MOST_TOKENS_OF_WIDE_HEADS = 128, 32
+# Numbers of tokens of a CTA's tile. The last one is for many heads: fewer would leave multiprocessors without a tile.
+TOKENS, MANY_HEADS = (16, 32, 64, 96, 128), 64
+# Up to this many tokens it is faster than cuBLAS with the kernels that cuBLAS needs around it, with many heads and with
+# few; these were not measured above.
+MOST_TOKENS, MOST_TOKENS_OF_FEW_HEADS, MOST_TOKENS_OF_WIDE_HEADS = 192, 128, 32
 # As in the source.
 PARTS, THREADS, LINE = 2, 256, 128
 
@@ -46,7 +47,7 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     out = query.new_empty(tokens, heads, LATENT + ROPE)
     if not tokens:
         return out
-    tile_tokens, tiles = choose_tiles(tokens)
+    tile_tokens, tiles = choose_tiles(tokens, heads)
     token_bytes, head_bytes = 2 * query.stride(0), 2 * query.stride(1)
     head_rows = weight.stride(0) // LATENT
     arguments = AbsorbArguments(
@@ -65,7 +66,7 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor, powers
     out = empty_quantized(tokens, heads * weight.shape[2], device=device, powers=powers)
     if not tokens:
         return out
-    tile_tokens, tiles = choose_tiles(tokens)
+    tile_tokens, tiles = choose_tiles(tokens, heads)
     arguments = expand_arguments(attended, weight, out, tile_tokens)
     name = f"few_tokens_expand_values_{tile_tokens}"
     kernel = load_kernel(SOURCE, name, device.index or 0, cuda_macros(powers))
@@ -91,16 +92,18 @@ def expand_arguments(
     return arguments
 
 
-def choose_tiles(tokens: int) -> tuple[int, int]:
+def choose_tiles(tokens: int, heads: int) -> tuple[int, int]:
     """The tokens of a tile, and the number of tiles."""
-    tiles = -(-tokens // max(TOKENS))
-    return next(size for size in TOKENS if size * tiles >= tokens), tiles
+    sizes = TOKENS if heads >= MANY_HEADS else TOKENS[:-1]
+    tiles = -(-tokens // max(sizes))
+    return next(size for size in sizes if size * tiles >= tokens), tiles
 
 
 def _is_served(x: torch.Tensor) -> bool:
     """Whether there are few tokens and the copy engine can read them."""
     aligned = x.data_ptr() % 16 == 0 and all(2 * stride % 16 == 0 for stride in x.stride()[:2])
-    return is_hopper() and x.dtype == torch.bfloat16 and x.shape[0] <= MOST_TOKENS and aligned
+    most = MOST_TOKENS if x.shape[1] >= MANY_HEADS else MOST_TOKENS_OF_FEW_HEADS
+    return is_hopper() and x.dtype == torch.bfloat16 and x.shape[0] <= most and aligned
 
 
 def _lies_in_rows(weight: torch.Tensor) -> bool:

@@ -17,10 +17,12 @@ struct ExpandArguments {
 
 constexpr int CHUNKS = LATENT / ELEMENTS;
 
+// With 128 tokens there is no room for the last chunk until the first one has been multiplied.
 template <int TOKENS>
 struct ExpandShared {
-  u8 weight[CHUNKS][WEIGHT_BYTES];
-  u8 attended[CHUNKS][TOKENS * LINE];
+  static constexpr int SLOTS = TOKENS > 96 ? CHUNKS - 1 : CHUNKS;
+  u8 weight[SLOTS][WEIGHT_BYTES];
+  u8 attended[SLOTS][TOKENS * LINE];
   u64 weight_full[CHUNKS], attended_full[CHUNKS];
 };
 
@@ -28,8 +30,8 @@ struct ExpandShared {
 template <int TOKENS>
 struct Expand {
   // Floats of a token's row of values, padded so that a thread's stores go to different banks.
-  static constexpr int ROW = GROUP + 4, COUNT = TOKENS / WARPS;
-  static_assert(TOKENS * ROW * 4 <= CHUNKS * WEIGHT_BYTES, "the values fit where the weight was");
+  static constexpr int ROW = GROUP + 4, COUNT = TOKENS / WARPS, SLOTS = ExpandShared<TOKENS>::SLOTS;
+  static_assert(TOKENS * ROW * 4 <= SLOTS * WEIGHT_BYTES, "the values fit where the weight was");
   ExpandShared<TOKENS>& shared;
   const ExpandArguments& given;
   // The group among those of all heads, and the first token.
@@ -39,25 +41,40 @@ struct Expand {
   __device__ __forceinline__ int groups() const { return given.heads * given.shares; }
 
   __device__ __forceinline__ void copy_weight() const {
-    int row = head() * given.head_rows + group % given.shares * GROUP;
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       init_barrier(&shared.weight_full[chunk], 1);
       init_barrier(&shared.attended_full[chunk], 1);
     }
     fence_async_proxy();
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
-      arrive_and_expect(&shared.weight_full[chunk], WEIGHT_BYTES);
-      copy_box(shared.weight[chunk], given.weight, chunk * LINE, row, &shared.weight_full[chunk]);
-    }
+    for (int chunk = 0; chunk < SLOTS; chunk++) copy_weight(chunk);
     prefetch_map(given.attended);
   }
 
   __device__ __forceinline__ void copy_attended() const {
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
-      arrive_and_expect(&shared.attended_full[chunk], TOKENS * LINE);
-      copy_box(shared.attended[chunk], given.attended, (head() * CHUNKS + chunk) * LINE, first,
-               &shared.attended_full[chunk]);
-    }
+    for (int chunk = 0; chunk < SLOTS; chunk++) copy_attended(chunk);
+  }
+
+  __device__ __forceinline__ void copy_weight(int chunk) const {
+    int row = head() * given.head_rows + group % given.shares * GROUP;
+    arrive_and_expect(&shared.weight_full[chunk], WEIGHT_BYTES);
+    copy_box(shared.weight[chunk % SLOTS], given.weight, chunk * LINE, row, &shared.weight_full[chunk]);
+  }
+
+  __device__ __forceinline__ void copy_attended(int chunk) const {
+    arrive_and_expect(&shared.attended_full[chunk], TOKENS * LINE);
+    copy_box(shared.attended[chunk % SLOTS], given.attended, (head() * CHUNKS + chunk) * LINE, first, &shared.attended_full[chunk]);
+  }
+
+  // Copies the chunks for which there was no room, once all warps' products of the first ones are complete.
+  __device__ __forceinline__ void copy_rest() const {
+    wgmma_wait<1>();
+    __syncthreads();
+    if (threadIdx.x == 0)
+      for (int chunk = SLOTS; chunk < CHUNKS; chunk++) {
+        copy_weight(chunk);
+        copy_attended(chunk);
+      }
+    __syncwarp();
   }
 
   // COPIED: whether the attended latents come by `copy_attended`; if not, they are there.
@@ -65,8 +82,8 @@ struct Expand {
   __device__ __forceinline__ void multiply_chunks(Product<TOKENS>& product) const {
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
-      u32 weight = shared_address(shared.weight[chunk]) + threadIdx.x / 128 * (WEIGHT_BYTES / 2);
-      u32 attended = shared_address(shared.attended[chunk]);
+      u32 weight = shared_address(shared.weight[chunk % SLOTS]) + threadIdx.x / 128 * (WEIGHT_BYTES / 2);
+      u32 attended = shared_address(shared.attended[chunk % SLOTS]);
       wait(&shared.weight_full[chunk], 0);
       if (COPIED) wait(&shared.attended_full[chunk], 0);
       wgmma_fence();
@@ -74,6 +91,7 @@ struct Expand {
       for (int step = 0; step < ELEMENTS / 16; step++)
         multiply<0>(product, descriptor<1>(weight + step * 32), descriptor<1>(attended + step * 32), chunk + step > 0);
       wgmma_commit();
+      if (SLOTS < CHUNKS && chunk == CHUNKS - SLOTS) copy_rest();
     }
     wgmma_wait<0>();
     pin(product.sum);

@@ -3,7 +3,7 @@
 //
 // No kernel of a step writes weights. So all weights are copied to shared memory while the previous kernel still runs
 // (programmatic dependent launch), a head's weights in one or two CTAs, as many CTAs as the chip holds at once. The tensor
-// cores' 64 rows hold outputs and N holds tokens, without padding if there are 16, 32, 64 or 96.
+// cores' 64 rows hold outputs and N holds tokens, without padding if there are 16, 32, 64, 96 or 128.
 
 #include "expand.cuh"
 
@@ -42,9 +42,7 @@ struct Pairs {
 
 template <int TOKENS, int NOPE>
 struct Absorb {
-  // Bytes of a token's row of a tile in bf16, padded so that tokens lie in different banks.
-  static constexpr int ROW_BYTES = LINE + 16;
-  static_assert(TOKENS * ROW_BYTES <= NOPE * LINE, "a tile's results fit where its weight was");
+  static_assert(TOKENS * LINE <= NOPE * LINE, "a tile's results fit where its weight was");
   AbsorbShared<TOKENS, NOPE>& shared;
   const AbsorbArguments& given;
   int part, head, first;
@@ -114,6 +112,11 @@ struct Absorb {
     store_tile(tile, product);
   }
 
+  // Where eight outputs of a token lie, where the weight of their tile was: in different banks for tokens that follow each other.
+  __device__ __forceinline__ u8* made(int tile, int token, int eight) const {
+    return shared.weight[tile] + token * LINE + (eight ^ (token & 7)) * 16;
+  }
+
   // Stores through shared memory, so that whole lines are written.
   __device__ __forceinline__ void store_tile(int tile, const Product<TOKENS>& product) const {
     int thread = threadIdx.x % 128, group = threadIdx.x / 128, lane = threadIdx.x % 32;
@@ -123,15 +126,15 @@ struct Absorb {
     warpgroup_meets(group);
 #pragma unroll
     for (int j = 0; j < TOKENS / 8; j++)
-      store_transposed(shared_address(shared.weight[tile]) + (j * 8 + lane % 8) * ROW_BYTES + output * 2,
+      store_transposed(shared_address(made(tile, j * 8 + lane % 8, output / 8)),
                        pack_bf16(sum[j * 4], sum[j * 4 + 1]), pack_bf16(sum[j * 4 + 2], sum[j * 4 + 3]));
     warpgroup_meets(group);
 #pragma unroll
     for (int i = 0; i < TOKENS / 16; i++) {
-      int token = thread / 8 + i * 16, at = thread % 8 * 16;
+      int token = thread / 8 + i * 16, eight = thread % 8;
       if (first + token < given.tokens)
-        *reinterpret_cast<uint4*>(row(first + token) + (part * TILES + tile) * LINE + at) =
-            *reinterpret_cast<const uint4*>(shared.weight[tile] + token * ROW_BYTES + at);
+        *reinterpret_cast<uint4*>(row(first + token) + (part * TILES + tile) * LINE + eight * 16) =
+            *reinterpret_cast<const uint4*>(made(tile, token, eight));
     }
   }
 };
@@ -187,3 +190,4 @@ FEW_TOKENS(16)
 FEW_TOKENS(32)
 FEW_TOKENS(64)
 FEW_TOKENS(96)
+FEW_TOKENS(128)

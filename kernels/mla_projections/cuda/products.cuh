@@ -1,4 +1,4 @@
-// bf16 products of 64 outputs by 16, 32, 64 or 96 tokens over 16 inputs, both operands in shared memory.
+// bf16 products of 64 outputs by 16, 32, 64, 96 or 128 tokens over 16 inputs, both operands in shared memory.
 
 #pragma once
 
@@ -47,4 +47,12 @@ __device__ __forceinline__ void multiply(Product<96>& d, u64 a, u64 b, int accum
       "{\n .reg .pred p;\n setp.ne.b32 p, %50, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" NAMES_48 "}, %48, %49, p, 1, 1, %51, 0;\n}"
       : BIND_48(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
+}
+
+template <int TRANSPOSED>
+__device__ __forceinline__ void multiply(Product<128>& d, u64 a, u64 b, int accumulate) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, p, 1, 1, %67, 0;\n}"
+      : BIND_64(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
 }

@@ -24,6 +24,11 @@ def random_queries(tokens: int, heads: int, nope: int = NOPE) -> tuple[torch.Ten
     return query, weight, torch.polar(torch.ones(tokens, ROPE // 2), torch.rand(tokens, ROPE // 2) * 6)
 
 
+@pytest.fixture(autouse=True)
+def _few_heads_have_the_tiles_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.mla_projections.few_tokens.MANY_HEADS", 1)
+
+
 @pytest.mark.parametrize(("tokens", "heads", "nope"), [(1, 3, 192), (33, 2, NOPE), (97, 1, 192), (130, 1, NOPE)])
 def test_queries_are_absorbed(tokens: int, heads: int, nope: int, on_cpu: CudaOnCpu) -> None:
     query, weight, rotations = random_queries(tokens, heads, nope)
