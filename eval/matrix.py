@@ -54,7 +54,7 @@ CHECKPOINTS: Mapping[str, Path] = MappingProxyType(
         "w4a8": Path("checkpoints/tiny-r1/w4a8"),
         "w4a8-awq": Path("checkpoints/tiny-r1/w4a8-awq"),
         "nvfp4": Path("checkpoints/tiny-r1/nvfp4"),
-        # The same weights, with attention to the tokens that indexers choose.
+        # Trained further, with attention to the tokens that indexers choose.
         "v32": Path("models/tiny-v32"),
     }
 )

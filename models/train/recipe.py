@@ -185,11 +185,14 @@ MORE = Recipe(
 
 # Indexers for a finished checkpoint, in the two stages of DeepSeek-V3.2 (2025), section 2.1.1: they learn to foresee
 # attention to all tokens, with all else as it is; then all learns while attention goes to what they choose. Their rate
-# is the published one of the first stage. Steps are small, because each takes a time that grows with their square.
+# is the published one of the first stage. Most tokens are of long contexts, since little is left out of short ones.
+# Steps are small, because each takes a time that grows with their square.
 INDEX_SHAPE = BatchShape(16384, 16384, 64)
-FORESEE = Stage("foresee", 0.4, TALK, INDEX_SHAPE, indexers="alone")
-CHOOSE = Stage("choose", 0.45, TALK, INDEX_SHAPE, indexers="with all")
-CHOOSE_FINISH = replace(CHOOSE, name="choose_finish", share=0.15, fp8=True)
+FORESEE = Stage(
+    "foresee", 0.1, replace(TALK, long_share=0.2, long_tokens=(2000, 15_500)), INDEX_SHAPE, indexers="alone"
+)
+CHOOSE = replace(FORESEE, name="choose", share=0.72, indexers="with all")
+CHOOSE_FINISH = replace(CHOOSE, name="choose_finish", share=0.18, fp8=True)
 INDEXED = Recipe(
     TINY_V32,
     (FORESEE, CHOOSE, CHOOSE_FINISH),

@@ -1,4 +1,4 @@
-"""tiny-v32: tiny-r1's weights with indexers that were trained to foresee its attention."""
+"""tiny-v32: tiny-r1 with indexers, trained to attend to what they choose."""
 
 from pathlib import Path
 from random import Random
