@@ -21,6 +21,9 @@ from mesh.errors import ConfigError
 
 pytestmark = pytest.mark.gpu
 
+# What engines of earlier tests may have left of this process's share of the GPU: of 22.5 GB they once left 0.65.
+LEFT_SHARE = 0.05
+
 
 def drawn(seed: int, directory: Path) -> EngineConfig:
     """One of eight ranks of R1, cut in depth, with settings that leave little memory."""
@@ -53,7 +56,9 @@ def test_a_drawn_configuration_starts_or_is_refused(seed: int, tmp_path: Path) -
     backend = None
     try:
         backend = ModelBackend(resolve(config, Hardware(torch.cuda.device_count(), 1 << 30)))
-        assert backend.total_blocks > 0.8 * min(reckoned.blocks, 512 * config.max_requests)
+        wanted = min(reckoned.blocks, 512 * config.max_requests)
+        missing = (wanted - backend.total_blocks) * reckoned.block
+        assert missing < max(0.2 * wanted * reckoned.block, LEFT_SHARE * reckoned.there)
         blocks = list(range(32768 // 64 // 4))
         assert execute(backend, Batch(0, [Row([0] * 2000, 0, blocks, Sampling())]))[0] is not None
     finally:
