@@ -16,7 +16,8 @@ def index_scores(queries: IndexQueries, pool: torch.Tensor, plan: DecodePlan) ->
     position. What is after a query's own position is undefined.
 
     queries: of the plan's rows, row by row; pool: [blocks, 64, ...] contiguous, the index keys of one layer, in which
-    those of the queries' own tokens are written. Rows may be requests that decode, or prompts after a cached prefix.
+    those of the queries' own tokens were written before the queries were made. Rows may be requests that decode, or
+    prompts after a cached prefix.
     """
     tokens, _, width = queries.values.shape
     assert (

@@ -104,6 +104,12 @@ struct Walk {
   }
 };
 
+// Each role calls this once.
+__device__ __forceinline__ void wait_for_queries() {
+  wait_for_earlier();
+  start_next();
+}
+
 __device__ __forceinline__ void copy_queries(Shared& shared, const Arguments& given, const Piece& piece) {
   int queries = piece.queries(given);
   long long first = piece.query(given);
@@ -122,14 +128,22 @@ __device__ __forceinline__ void copy_block(Shared& shared, const Arguments& give
   copy_run(shared.scales[stage], given.pool + (long long)block * BLOCK_BYTES + KEY_BYTES, SCALES_BYTES, &shared.full[stage]);
 }
 
-// One warp: copies the queries and blocks of all pieces. A lane looks up every 32nd block, 32 of them ahead.
+// One warp: copies the queries and blocks of all pieces. A lane looks up every 32nd block, 32 of them ahead. The plan and the keys
+// are older than the previous kernel, which makes queries: the first blocks are copied before it has ended.
 __device__ __forceinline__ void produce(Shared& shared, const Arguments& given) {
-  int lane = threadIdx.x % 32, unit = 0, pieces = 0;
+  int lane = threadIdx.x % 32, unit = 0, pieces = 0, ahead = 0;
   Walk walk(given);
   Piece piece;
   while (walk.next(piece)) {
     const int* stored = given.block_table + (long long)piece.row * given.table_stride;
     int next = stored[min(piece.first + lane, piece.last - 1)];
+    if (!pieces) {
+      for (; ahead < min(piece.last - piece.first, STAGES); ahead++) {
+        int block = __shfl_sync(~0u, next, ahead);
+        if (lane == 0) copy_block(shared, given, ahead, block);
+      }
+      wait_for_queries();
+    }
     if (lane == 0) {
       wait(&shared.query_empty, (pieces & 1) ^ 1);
       copy_queries(shared, given, piece);
@@ -140,7 +154,7 @@ __device__ __forceinline__ void produce(Shared& shared, const Arguments& given) 
       next = stored[min(first + 32 + lane, piece.last - 1)];
       for (int i = 0; i < min(piece.last - first, 32); i++, unit++) {
         int block = __shfl_sync(~0u, own, i);
-        if (lane == 0) copy_block(shared, given, unit, block);
+        if (lane == 0 && unit >= ahead) copy_block(shared, given, unit, block);
       }
       __syncwarp();
     }
@@ -198,6 +212,8 @@ __device__ __forceinline__ void score(Shared& shared, const Arguments& given, in
   int units = 0, pieces = 0;
   Walk walk(given);
   Piece piece;
+  // What it writes to may still be read.
+  wait_for_queries();
   while (walk.next(piece)) {
     int queries = piece.queries(given);
     float* out = given.out + piece.query(given) * given.out_width + key;
@@ -242,8 +258,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) index_scores(const _
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  wait_for_earlier();
-  start_next();
   if (threadIdx.x < SCORE_THREADS) score(shared, given, __shfl_sync(~0u, (int)threadIdx.x / 128, 0));
   else produce(shared, given);
 }
