@@ -10,6 +10,7 @@ from cuda.bindings import driver
 
 from engine.runner.locked_regions import LockedRegions
 from engine.runner.piece_tags import TagsInProgress
+from mesh.mapped_pages import enter_pages
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check, Pending, Pool
 from transfer.segments import Tile
@@ -109,6 +110,8 @@ class _PageLocks:
         self.status = driver.CUresult.CUDA_SUCCESS
 
     def lock(self, start: int, size_bytes: int) -> None:
+        # CUDA would find them one by one, and keep the launches of other threads waiting meanwhile.
+        enter_pages(self._address + start, size_bytes)
         (self.status,) = driver.cuMemHostRegister(self._address + start, size_bytes, 0)
         if self.status == driver.CUresult.CUDA_SUCCESS:
             self.starts.append(start)
