@@ -275,6 +275,8 @@ def main() -> None:
         given.tpot_ms, given.vocabulary,
     )  # fmt: skip
     given.out.mkdir(parents=True, exist_ok=True)
+    # Who ends this command, `timeout` for one, ends the server too, which would otherwise keep its GPUs.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         table = asyncio.run(compare(given.server, loads, given.out, console))
     except EndpointUnavailable as error:
