@@ -175,6 +175,7 @@ class LiveGeneration:
             self._retries.avoid = frozenset({attempt.worker_id})
             return
         if self.generation.ended or self.generation.remaining_tokens <= 0:
+            self._give_up_placement()
             return
         GATEWAY_REPLACEMENTS.labels(AttemptOutcome.LOST.value).inc()
         self._end_attempt(AttemptOutcome.LOST)
@@ -197,8 +198,19 @@ class LiveGeneration:
 
     async def _ask_placement(self) -> Placement:
         """Raises the scheduler's refusal."""
-        with span("gateway.place", attempt=self._retries.attempts):
-            return await self._placer.place(self._query())
+        try:
+            with span("gateway.place", attempt=self._retries.attempts):
+                return await self._placer.place(self._query())
+        except asyncio.CancelledError:
+            # The client is gone, but the scheduler may have placed the request.
+            self._give_up_placement()
+            raise
+
+    def _give_up_placement(self) -> None:
+        """Tell the scheduler that the placement that was asked for last is not used."""
+        request_id, attempt = self.generation.request.request_id, self._retries.attempts
+        cancelled = AttemptOutcome.CANCELLED
+        self._placer.report(AttemptReport(self._generation_id, attempt, cancelled, 0, request_id=request_id))
 
     def _query(self) -> PlacementQuery:
         request = self.generation.request

@@ -18,7 +18,10 @@ from mesh.errors import MeshError
 from mesh.failures import from_rpc_error
 from mesh.identity import Role
 
-REPORTS_KEPT = 1024
+# More than the requests that a gateway may have at once: all their clients may leave together.
+REPORTS_KEPT = 16_384
+# Reports on their way at once. One at a time took seconds to tell of a thousand clients that left.
+REPORTERS = 8
 RECONNECT_SECONDS = 0.5
 
 _log = logging.getLogger("deepmesh.gateway")
@@ -75,7 +78,8 @@ class SchedulerLink:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_forever())
-                tasks.create_task(self._send_reports())
+                for _ in range(REPORTERS):
+                    tasks.create_task(self._send_reports())
                 tasks.create_task(self._probe_forever())
         finally:
             await self._channel.close()

@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+from deepmesh.internal.v1 import scheduler_pb2
 from deepmesh.v1 import common_pb2, gateway_pb2_grpc
 
 from gateway.config import LimitsConfig
@@ -22,6 +23,18 @@ async def test_a_client_that_cancels_stops_the_work() -> None:
         await call.read()
         call.cancel()
         await eventually(lambda: len(mesh.worker.cancelled) == 1)
+
+
+async def test_a_placement_whose_client_has_left_is_given_up() -> None:
+    async with running_mesh() as mesh:
+        mesh.scheduler.answer_seconds = 60
+        call = mesh.stub.Generate(ids_request())
+        await eventually(lambda: len(mesh.scheduler.queries) == 1)
+        call.cancel()
+        await eventually(lambda: len(mesh.scheduler.outcomes) == 1)
+        (query,), (report,) = mesh.scheduler.queries, mesh.scheduler.outcomes
+        assert (report.generation_id, report.attempt) == (query.generation_id, query.attempt)
+        assert report.outcome == scheduler_pb2.PLACEMENT_OUTCOME_CANCELLED
 
 
 async def test_a_deadline_of_one_millisecond_leaves_nothing() -> None:
