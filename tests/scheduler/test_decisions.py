@@ -4,15 +4,15 @@ import msgspec
 
 from mesh.domain.placement import AttemptOutcome
 from scheduler.config import ObjectivesConfig
-from scheduler.decisions import Decision, DecisionLog
+from scheduler.decisions import MOST_REQUESTS, Decision, DecisionLog
 from scheduler.lengths import OutputLengths
 from scheduler.placement.candidates import Candidates
 from scheduler.placement.choose import Comparison
 from scheduler.placement.constants import Constants
-from tests.support.scheduling import make_candidate, make_request
+from tests.support.scheduling import choose, make_candidate, make_request
 
 COMPARED = Comparison(make_request(), Candidates([make_candidate()]), Constants(), ObjectivesConfig())
-CHOSEN = COMPARED.best().best
+CHOSEN = choose(COMPARED.terms())
 
 
 def make_decision(request_id: str = "r", attempt: int = 0, **changes: Any) -> Decision:
@@ -32,6 +32,16 @@ def test_decisions_are_listed_newest_first_and_the_oldest_give_way() -> None:
         log.add(make_decision(f"r{number}"))
     assert [decision.query.request_id for decision in log.newest(10)] == ["r4", "r3", "r2"]
     assert [decision.query.request_id for decision in log.newest(1)] == ["r4"]
+
+
+def test_decisions_among_many_requests_give_way_earlier() -> None:
+    assert CHOSEN is not None
+    log, crowded = DecisionLog(capacity=10), msgspec.structs.replace(CHOSEN, requests=MOST_REQUESTS // 3)
+    for number in range(5):
+        log.add(make_decision(f"r{number}", chosen=crowded))
+    assert [decision.query.request_id for decision in log.newest(10)] == ["r4", "r3", "r2"]
+    log.add(make_decision("alone", chosen=msgspec.structs.replace(CHOSEN, requests=MOST_REQUESTS + 1)))
+    assert [decision.query.request_id for decision in log.newest(10)] == ["alone"]
 
 
 def test_the_decisions_of_one_request_are_found() -> None:
