@@ -4,7 +4,8 @@
     python -m bench.transports --gpus 0 1
 
 Two processes push KV in namespaces of their own, made as a container runtime makes them. With `--gpus` the pools lie on
-the receiver's GPU and the sender's, once with only this one visible to each, and once with both. Needs root and `ip`;
+the receiver's GPU and the sender's: with only this one visible to each (CUDA_VISIBLE_DEVICES), with both, and with the
+device of the other denied, as Kubernetes' device plugin does. Needs root and `ip`;
 `--one-network` does without `ip`, and without the containers that have a network of their own. Processes of several
 combinations start at once, where there are cores for them; one combination at a time moves KV.
 """
@@ -62,6 +63,18 @@ SHARINGS = (
 )
 
 
+class Gpus(NamedTuple):
+    """What the receiver and the sender have."""
+
+    # Values of CUDA_VISIBLE_DEVICES; None for pools in host memory.
+    visible: tuple[str | None, str | None]
+    # The GPUs whose device each may open; None for all.
+    devices: tuple[str | None, str | None] = (None, None)
+
+
+HOST = Gpus((None, None))
+
+
 class Measured(NamedTuple):
     transport: str
     bytes_per_second: float
@@ -80,24 +93,22 @@ class Pair:
         sharing: Sharing,
         networks: tuple[str, str] | None,
         geometry: Geometry,
-        gpus: tuple[str | None, str | None] = (None, None),
+        gpus: Gpus = HOST,
         limit_seconds: float = 60.0,
     ) -> None:
-        """networks: joined namespaces; gpus: values of CUDA_VISIBLE_DEVICES, None for pools in host memory;
-        limit_seconds: of a push.
-        """
+        """networks: joined namespaces; limit_seconds: of a push."""
         places = [
-            Container(name, sharing.ipc, sharing.pid, sharing.shm, network if sharing.network else None)
-            for name, network in zip(("decode", "prefill"), networks or (None, None), strict=True)
+            Container(name, sharing.ipc, sharing.pid, sharing.shm, network if sharing.network else None, device)
+            for name, network, device in zip(("decode", "prefill"), networks or (None, None), gpus.devices, strict=True)
         ]
-        on_gpus = gpus[0] is not None
+        on_gpus = gpus.visible[0] is not None
         transports = sharing.transports and sharing.transports[on_gpus]
         config = TransferConfig(transports=transports)
         if on_gpus:
             config = config.model_copy(update={"slot_bytes": GPU_SLOT_BYTES})
         self._geometry = geometry
         self._limit_seconds = limit_seconds
-        self._ends = Ends(config, geometry, gpus, (places[0].enter, places[1].enter), limit_seconds)
+        self._ends = Ends(config, geometry, gpus.visible, (places[0].enter, places[1].enter), limit_seconds)
 
     def __enter__(self) -> "Pair":
         return self
@@ -155,14 +166,15 @@ def main() -> None:
                     sys.stdout.flush()
 
 
-def _columns(gpus: Sequence[str] | None) -> dict[str, tuple[str | None, str | None]]:
-    host: dict[str, tuple[str | None, str | None]] = {"KV in host memory": (None, None)}
+def _columns(gpus: Sequence[str] | None) -> dict[str, Gpus]:
+    host = {"KV in host memory": HOST}
     if gpus is None:
         return host
     here, there = gpus
     return host | {
-        "on GPUs, each sees its own": (here, there),
-        "on GPUs, each sees both": (f"{here},{there}", f"{there},{here}"),
+        "on GPUs, each sees its own": Gpus((here, there)),
+        "on GPUs, each sees both": Gpus((f"{here},{there}", f"{there},{here}")),
+        "on GPUs, each may open its own": Gpus(("0", "0"), (here, there)),
     }
 
 

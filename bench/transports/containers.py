@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 
 # sched.h, sys/mount.h and sys/prctl.h.
 NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_PID, NEW_NETWORK = 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
-_RECURSIVE, _PRIVATE = 0x4000, 0x40000
+_NO_DEVICES, _BIND, _RECURSIVE, _PRIVATE = 0x4, 0x1000, 0x4000, 0x40000
 _SIGNAL_AT_PARENTS_END = 1
 # What container runtimes give.
 SHM_BYTES = 64 << 20
@@ -29,6 +30,8 @@ class Container:
     shm: bool = False
     # A network namespace that exists.
     network: str | None = None
+    # Number of the only GPU whose device it may open.
+    gpu: str | None = None
 
     def enter(self) -> None:
         """Called by a process that has one thread. What comes after this call may run in a child of it."""
@@ -40,6 +43,8 @@ class Container:
         _mount(None, "/", None, _RECURSIVE | _PRIVATE)
         if self.shm:
             _mount("tmpfs", "/dev/shm", "tmpfs", 0, f"size={SHM_BYTES}")
+        if self.gpu is not None:
+            _deny_gpus_but(f"/dev/nvidia{self.gpu}")
         if self.pid:
             _become_first_process()
 
@@ -73,6 +78,16 @@ def two_networks() -> Iterator[tuple[str, str]]:
         for name in names:
             if Path("/run/netns", name).exists():
                 _ip("netns", "delete", name)
+
+
+def _deny_gpus_but(own: str) -> None:
+    """Put nodes of the same devices over the others, on a file system that opens none."""
+    _mount("tmpfs", "/mnt", "tmpfs", _NO_DEVICES)
+    for device in map(str, Path("/dev").glob("nvidia[0-9]*")):
+        if device != own:
+            denied = f"/mnt/{Path(device).name}"
+            os.mknod(denied, 0o666 | stat.S_IFCHR, os.stat(device).st_rdev)
+            _mount(denied, device, None, _BIND)
 
 
 def _become_first_process() -> None:
