@@ -61,7 +61,7 @@ config decode --resolved --model DIR --gpus 4` shows them without starting anyth
 - **Host memory**: stores of one machine share a quarter of what is available when the first worker attaches
   (`kvstore.memory_share`), and [blocks that a pool evicts](kv-transfer.md#host-memory-under-the-pool) stay on a GPU.
 - **On a CPU nothing is chosen**: the defaults are what [was measured there](performance-cpu.md). Nor is anything on
-  several hosts, which have run nothing on GPUs yet, but for the layout.
+  several hosts, which have served tiny models alone on GPUs, but for the layout.
 
 Moonlight [on one H200](performance.md#how-fast-is-a-model-that-one-gpu-holds-compared-with-vllm) ran as it stands
 here but for even steps: 31.9 GB of weights, 1.8 of graphs and 1.5 of a step's work, where 31.9, 1.6 and 3.0 were

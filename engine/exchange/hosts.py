@@ -38,6 +38,10 @@ class HostsExchange:
         self._former.append(self._rail)
         self._take(place, within, rail)
 
+    def leave(self) -> None:
+        """Wait for no rank of another host any more, since one was lost. The next call is `regroup`."""
+        self._rail.leave()
+
     def _take(self, place: Place, within: RankExchange, rail: Rail) -> None:
         self.place, self._within, self._rail = place, within, rail
         self._hosts, self._ranks_a_host = place.layout.hosts, place.layout.ranks_a_host
@@ -52,13 +56,22 @@ class HostsExchange:
     ) -> Begun[None]:
         if group is Group.TP:
             return self._within.begin_all_gather(outputs, parts, group, overlap=overlap)
-        begun = [self._rail.begin_gather(part) for part in parts]
+        gathered = [self._of_rail(output, part) for output, part in zip(outputs, parts, strict=True)]
+        begun = self._rail.begin_gathers(gathered, parts)
 
         def collect() -> None:
-            for output, part in zip(outputs, begun, strict=True):
-                output.copy_(self._spread(part.finish()))
+            begun.finish()
+            for output, of_rail in zip(outputs, gathered, strict=True):
+                if of_rail.data_ptr() != output.data_ptr():
+                    output.copy_(self._spread(of_rail))
 
         return Begun(collect)
+
+    def _of_rail(self, output: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """Room for the parts of this rank's rail, [hosts, rows, ...]: the output itself if there is no other rail."""
+        if self._ranks_a_host == 1 and output.is_contiguous():
+            return output.view(self._hosts, *part.shape)
+        return part.new_empty(self._hosts, *part.shape)
 
     def begin_reduce_scatter(self, values: torch.Tensor, group: Group, *, overlap: bool = False) -> Begun[torch.Tensor]:
         if group is Group.TP:
@@ -146,6 +159,7 @@ class HostsExchange:
         self._within.barrier(group)
 
     def check(self) -> None:
+        self._rail.check()
         self._within.check()
 
     def _spread(self, of_rail: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,12 @@ class PeerExchange:
             reduce.load(device, members.ranks)
             norm_kernel.load(device, members.ranks)
 
+    def regroup(self, peers: Peers) -> None:
+        """Go on with the same ranks of this host, which begin together, in a new group."""
+        self.peers = peers
+        self._host = HostExchange(peers)
+        self._memory.renew(self._host)
+
     def limit(self, seconds: float) -> None:
         """How long the device waits for another rank from now on. Waits until the device has nothing to do."""
         self._memory.limit(seconds)

@@ -65,24 +65,42 @@ class PeerMemory:
             place = self._bases[self._place.rank] + State.nanoseconds.offset
             _check(driver.cuMemcpyHtoD(place, ctypes.addressof(nanoseconds), ctypes.sizeof(nanoseconds)))
 
+    def renew(self, host: HostExchange) -> None:
+        """Make the memory as it was at first, for the same ranks. Called by all of them at once. Raises RankLost."""
+        self._place = host.place
+        torch.cuda.synchronize(self._device)
+        # No kernel of another rank writes any more, and none writes yet.
+        host.barrier(Group.WORLD)
+        with torch.cuda.device(self._device):
+            self._clear(self._bases[self._place.rank])
+        self._lost.zero_()
+        host.barrier(Group.WORLD)
+
+    @property
+    def _size(self) -> int:
+        return self._offset(Group.TP) + region_bytes(len(self._place.members(Group.TP)))
+
+    def _clear(self, address: int) -> None:
+        _check(driver.cuMemsetD8(address, 0, self._size))
+        for group in _GROUPS:
+            words = word_bytes(len(self._place.members(group)))
+            if words.stop:
+                start = address + self._offset(group) + words.start
+                _check(driver.cuMemsetD8(start, 0xFF, words.stop - words.start))
+        torch.cuda.synchronize(self._device)
+
     def _offset(self, group: Group) -> int:
         before = _GROUPS[: _GROUPS.index(group)]
         return _STATE_BYTES + sum(region_bytes(len(self._place.members(each))) for each in before)
 
     def _allocate(self, host: HostExchange) -> tuple[int, bytes]:
         """The address of this rank's buffer, as kernels expect it, and a handle of it for other processes."""
-        size = self._offset(Group.TP) + region_bytes(len(self._place.members(Group.TP)))
+        size = self._size
         handle = driver.CUipcMemHandle()
         status, address = driver.cuMemAlloc(size)
         if not status:
-            # Filled before another rank can write to it.
-            _check(driver.cuMemsetD8(address, 0, size))
-            for group in _GROUPS:
-                words = word_bytes(len(self._place.members(group)))
-                if words.stop:
-                    start = int(address) + self._offset(group) + words.start
-                    _check(driver.cuMemsetD8(start, 0xFF, words.stop - words.start))
-            torch.cuda.synchronize(self._device)
+            # Before another rank can write to it.
+            self._clear(int(address))
             status, handle = driver.cuIpcGetMemHandle(address)
         agree(host, status, f"give {size} bytes that other GPUs can map")
         return int(address), ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)

@@ -12,20 +12,22 @@ from torch import distributed
 # torch.distributed takes these names from here too.
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from engine.exchange.group_watch import GroupWatch
 from engine.exchange.interface import Begun
 from engine.parallel.meeting import LIMIT_SECONDS, LOOK_SECONDS
 from mesh.errors import RankLost
 
 # How often a rank that waits for gloo asks whether the others are still there.
 LOOK = timedelta(seconds=LOOK_SECONDS)
+GROUP_BROKEN = "the group of the worker's ranks has been broken up"
 
 
 class Rail:
     """One rank's end. All make the same calls in the same order, with tensors of one shape and dtype.
 
-    gloo carries what lies on a CPU, NCCL what lies on a GPU; the latter has never run here. With gloo every call raises
-    RankLost if another rank has ended, or once the group is broken; with NCCL, as torch is set up by default, the
-    process of this rank ends then.
+    gloo carries what lies on a CPU, NCCL what lies on a GPU. With gloo every call raises RankLost if another rank has
+    ended, or once the group is broken. With NCCL the device waits, and not the host; once the group is broken its
+    kernels end, and calls and `check` raise RankLost.
 
     Keep a rail that has lost a rank for its limit of seconds: if a host was cut off, its last call takes that long, and
     the destructor waits for the call.
@@ -54,6 +56,17 @@ class Rail:
             self._of_device = self._of_host if device.type == "cpu" else self._nccl(store, device)
         except RuntimeError as error:
             raise _lost(error) from error
+        self._watch = None if self._of_device is self._of_host else GroupWatch(self._of_device.abort, broken)
+
+    def check(self) -> None:
+        """Raises RankLost if what the device got may be wrong, since a rank was lost."""
+        if self._watch is not None and self._watch.given_up:
+            raise RankLost(GROUP_BROKEN)
+
+    def leave(self) -> None:
+        """Have the device wait for no other rank any more. `broken` is not asked after this."""
+        if self._watch is not None:
+            self._watch.give_up()
 
     def begin_gather(self, part: torch.Tensor) -> Begun[torch.Tensor]:
         """The parts of all: [...] becomes [ranks, ...], bit by bit."""
@@ -62,6 +75,23 @@ class Rail:
         if not gathered.numel():
             return Begun(lambda: gathered)
         return self._begin("_allgather_base", gathered, _bytes(given))
+
+    def begin_gathers(self, gathered: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Begun[None]:
+        """`begin_gather` of several tensors, with NCCL as one call. gathered: [ranks, ...] of each, contiguous."""
+        given = [part.contiguous() for part in parts]
+        wanted = [(result, part) for result, part in zip(gathered, given, strict=True) if part.numel()]
+        if not wanted or not wanted[0][0].is_cuda:
+            begun = [self._begin("_allgather_base", result, _bytes(part)) for result, part in wanted]
+            return Begun(lambda: [each.finish() for each in begun].clear(), given)
+        group: Any = self._of_device
+        try:
+            group._start_coalescing()
+            for result, part in wanted:
+                group._allgather_base(_bytes(result), _bytes(part))
+            work = group._end_coalescing()
+        except RuntimeError as error:
+            raise _lost(error) from error
+        return Begun(lambda: self._finish(group, work), given)
 
     def begin_swap(self, parts: torch.Tensor) -> Begun[torch.Tensor]:
         """Each gets the part that every rank has for it: [ranks, ...], by receiver, becomes [ranks, ...], by sender."""
@@ -98,6 +128,8 @@ class Rail:
         # Its own threads would ask the store, which answers only while ranks load.
         for name in ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
             os.environ.setdefault(name, "0")
+        # By default they end the process when a rank was lost.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = self._limit
         group = distributed.ProcessGroupNCCL(_part("nccl", store), self.own, self.ranks, options)
@@ -115,15 +147,18 @@ class Rail:
             raise _lost(error) from error
 
         def collect() -> torch.Tensor:
-            if group is self._of_host:
-                self._look_after(work)
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise _lost(error) from error
+            self._finish(group, work)
             return result
 
         return Begun(collect, given)
+
+    def _finish(self, group: Any, work: Any) -> None:
+        if group is self._of_host:
+            self._look_after(work)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise _lost(error) from error
 
     def _look_after(self, work: Any) -> None:
         """Return once the call has ended, however it did. gloo notices a host that was cut off only at its limit."""
@@ -132,7 +167,7 @@ class Rail:
             with suppress(RuntimeError):
                 work.wait(LOOK)
             if not work.is_completed() and self._broken():
-                raise RankLost("the group of the worker's ranks has been broken up")
+                raise RankLost(GROUP_BROKEN)
 
 
 class AskedStore(Store):

@@ -59,6 +59,10 @@ class ExpertGroup:
         self._deep_ep = deep_ep
 
     @property
+    def uses_deep_ep(self) -> bool:
+        return self._deep_ep is not None
+
+    @property
     def overlaps(self) -> bool:
         """Whether dispatched rows travel while this rank computes."""
         return self.turns.taken or (self._exchange.overlaps and self._deep_ep is None)

@@ -16,6 +16,7 @@ from mesh.start_times import StartTimes
 
 if TYPE_CHECKING:
     from engine.exchange.interface import RankExchange
+    from engine.exchange.peer import PeerExchange
     from engine.model.model import Model
     from engine.runner.warm_up import StepKind
 
@@ -33,9 +34,10 @@ class Backends:
         self._exchange: RankExchange | None = None
         # Whether the exchange reaches the present peers.
         self._connected = False
-        self._on_gpu = False
-        # Sets how long a GPU waits for another rank's GPU.
-        self._limit: Callable[[float], None] = lambda seconds: None
+        # Between GPUs of this host.
+        self._between_gpus: PeerExchange | None = None
+        # Has the device wait for no rank of another host.
+        self._leave: Callable[[], None] = lambda: None
         self._model: Model | None = None
         # `kv_namespace` of the configuration that loaded the model, and the checkpoint's fingerprint then.
         self._loaded: tuple[str | None, str] = (None, "")
@@ -63,12 +65,13 @@ class Backends:
         resolved = resolve(config, hardware)
         if self._peers is not None and not self._connected:
             self._connect(self._peers, resolved.device, hardware)
-        self._limit(STARTING_SECONDS)
+        if self._between_gpus is not None:
+            self._between_gpus.limit(STARTING_SECONDS)
         kept = None if config.warm_up == "off" else cache_folder()
         backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm, kept)
-        if resolved.warm_up:
+        if resolved.warm_up and self._between_gpus is not None:
             # Without the warm-up a rank may still compile while it serves.
-            self._limit(SERVING_SECONDS)
+            self._between_gpus.limit(SERVING_SECONDS)
         loaded = config.kv_namespace, backend.namespace.weights_fingerprint
         if self._model is not None and loaded[0] == self._loaded[0] and loaded != self._loaded:
             raise EngineFailed(f"{config.model_dir} has another checkpoint now than the one that this rank has loaded")
@@ -77,25 +80,31 @@ class Backends:
 
     @property
     def can_regroup(self) -> bool:
-        """Whether what was loaded can serve with the ranks of another group, in place of some that were lost. On GPUs
-        NCCL's communicators, which wait for those, would have to be aborted first.
+        """Whether what was loaded can serve with the ranks of another group, in place of some that were lost. DeepEP's
+        communicators cannot be made again.
         """
-        return not self._on_gpu
+        return self._model is None or not self._model.expert_group.uses_deep_ep
+
+    def leave(self) -> None:
+        """Have nothing on the device wait for a rank that was lost."""
+        self._leave()
 
     def regroup(self, peers: Peers, config: EngineConfig) -> bool:
         """Have the next backend exchange with the ranks of a new group. Returns whether it keeps the weights. It does
         not if it has another place, or if experts move: what a rank that was lost held of them is not known to the one
-        that replaces it.
+        that replaces it. Nor on a GPU, where ranks that keep weights have not been seen to meet ranks that load.
         """
         moves = config.settled_balance.interval_steps is not None or config.balance.placement_file is not None
-        keeps = not moves and self._peers is not None and peers.in_worker == self._peers.in_worker
+        stays = self._peers is not None and peers.in_worker == self._peers.in_worker
+        keeps = stays and not moves and self._between_gpus is None
         if not keeps:
             self._model = None
+        # All ranks run the steps of a warm-up together, and some of them are new.
+        self._warm.clear()
         self._peers, self._connected = peers, False
         return keeps
 
     def _connect(self, peers: Peers, device: str, hardware: Hardware) -> None:
-        self._on_gpu = device != "cpu"
         within, place = self._within_host(peers, device, hardware), peers.in_worker
         if place.layout.hosts == 1:
             self._exchange = within
@@ -108,14 +117,16 @@ class Backends:
             from engine.exchange.host import HostExchange
 
             return HostExchange(peers)
+        if self._between_gpus is not None:
+            self._between_gpus.regroup(peers)
+            return self._between_gpus
         take_gpu(peers.place.rank, hardware.cuda_devices)
         import torch
 
         from engine.exchange.peer import PeerExchange
 
-        exchange = PeerExchange(peers, torch.device(device))
-        self._limit = exchange.limit
-        return exchange
+        self._between_gpus = PeerExchange(peers, torch.device(device))
+        return self._between_gpus
 
     def _over_hosts(self, peers: Peers, within: "RankExchange", device: str) -> "RankExchange":
         import torch
@@ -131,4 +142,6 @@ class Backends:
             # The model refers to it.
             self._exchange.regroup(place, within, rail)
             return self._exchange
-        return HostsExchange(place, within, rail, torch.device(device))
+        exchange = HostsExchange(place, within, rail, torch.device(device))
+        self._leave = exchange.leave
+        return exchange

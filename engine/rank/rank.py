@@ -138,6 +138,8 @@ class Rank:
         peers = self._peers
         if peers is None or not self._can_regroup:
             return False
+        assert self._backends is not None
+        self._backends.leave()
         _log.warning("this rank keeps its weights for a new group", extra={"fields": {"cause": error.message}})
         if not peers.leave(NOTICE_SECONDS):
             return False

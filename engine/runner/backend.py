@@ -45,7 +45,7 @@ from engine.runner.staged_slots import StagedSlots
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, largest_steps, warm_up
-from engine.weights.loading import make_model
+from engine.weights.loading import join_loading, make_model
 from kernels.host_copy import to_indices
 from mesh.start_times import StartTimes
 from transfer.host_memory import HostMemory
@@ -88,6 +88,8 @@ class ModelBackend:
         self._exchange = exchange or Alone()
         if model is None and self.asynchronous:
             compile_sources(read_model_config(config.model_dir), resolved)
+        if model is not None and exchange is not None:
+            join_loading(resolved, model, exchange)
         self._model = model or make_model(resolved, exchange)
         # All ranks wait for one another here, so that no device waits for a rank that still loads.
         self._model.expert_group.meet()

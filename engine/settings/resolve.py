@@ -49,7 +49,7 @@ def resolve_settings(
     if layout.world > 1:
         named = f"tp {layout.tp}, dp {layout.dp}, ep {layout.ep}"
         choices.append(Choice("parallel", named, why, differs=why != "as configured"))
-    # Several hosts with GPUs have run nothing yet, and each would have to choose alike.
+    # Several hosts with GPUs have served tiny models alone, and each would have to choose alike.
     if not cards or model is None or engine.device == "cpu" or layout.hosts > 1:
         return Resolved(settled, choices)
     at = Situation(model, smallest(cards), role, settled, drafts, kept_weights(engine, "cuda"), shown)

@@ -14,7 +14,7 @@ from engine.config import ResolvedEngineConfig
 from engine.exchange.interface import RankExchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, read_model_config
-from engine.model.deep_ep import DeepEp, Traffic, find_deep_ep
+from engine.model.deep_ep import Traffic, find_deep_ep
 from engine.model.formats.choice import Formats, choose_formats
 from engine.model.model import Model
 from engine.model.moe import chunk_tokens
@@ -65,6 +65,17 @@ def make_model(resolved: ResolvedEngineConfig, exchange: RankExchange | None = N
         balance=config.settled_balance,
         offloading=Offloading(resolved),
     )
+
+
+def join_loading(resolved: ResolvedEngineConfig, model: Model, exchange: RankExchange) -> None:
+    """In place of `make_model`, by a rank that keeps its model: take part in what ranks exchange that load theirs.
+
+    It has no DeepEP, whose buffers all ranks make at once.
+    """
+    balance, layout = resolved.config.settled_balance, exchange.place.layout
+    placements = _of_first_rank(first_placements(balance, layout, model.config), exchange)
+    if (traffic := _traffic(model.config, placements, exchange)) is not None:
+        find_deep_ep(exchange, traffic, model.device, wanted=False)
 
 
 def load_model(
@@ -192,7 +203,8 @@ def make_allocator(
         check_division(config, layout.tp, blocks=queries_in_fp8 or kept.has_blocks)
         check_experts(config, layout, blocks=kept.experts is not Stored.PLAIN)
         placements = _of_first_rank(first_placements(balance or IN_ORDER, layout, config), exchange)
-        deep_ep = _find_deep_ep(config, placements, exchange, device)
+        if (traffic := _traffic(config, placements, exchange)) is not None:
+            deep_ep = find_deep_ep(exchange, traffic, device)
     formats, of_drafts = formats_of(published), formats_of(drafts)
     return Allocator(dtype, device, formats, exchange, of_drafts, placements, deep_ep)
 
@@ -213,17 +225,16 @@ def _of_first_rank(own: Mapping[int, ExpertPlacement], exchange: RankExchange) -
     }
 
 
-def _find_deep_ep(
-    config: ModelConfig, placements: Mapping[int, ExpertPlacement], exchange: RankExchange, device: torch.device
-) -> DeepEp | None:
+def _traffic(config: ModelConfig, placements: Mapping[int, ExpertPlacement], exchange: RankExchange) -> Traffic | None:
+    """What DeepEP's buffer is made for; None if layers have unlike numbers of experts. MTP modules have no copies of
+    theirs unless experts do not divide.
+    """
     layers = range(min(config.first_k_dense_replace, config.kv_layers), config.kv_layers)
     slots = {len(placements[layer].experts) if layer in placements else config.n_routed_experts for layer in layers}
-    # Its buffer is made for one number of experts. MTP modules have no copies of theirs unless experts do not divide.
     if len(slots) != 1:
         return None
     ranks = exchange.place.layout.world
-    traffic = Traffic(config.hidden_size, slots.pop(), config.num_experts_per_tok, chunk_tokens(ranks))
-    return find_deep_ep(exchange, traffic, device)
+    return Traffic(config.hidden_size, slots.pop(), config.num_experts_per_tok, chunk_tokens(ranks))
 
 
 def _with_drafts(config: ModelConfig, drafts: int) -> ModelConfig:

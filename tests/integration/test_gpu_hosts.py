@@ -21,12 +21,13 @@ def settings_of(hosts: int, **parallel: object) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("lost", [1, 0], ids=["the second host", "the first host"])
-async def test_hosts_with_gpus_serve_again_after_one_is_lost(lost: int, tmp_path: Path) -> None:
+async def test_ranks_on_gpus_outlive_another_host(lost: int, tmp_path: Path) -> None:
     deployed = partial(on_hosts, gpus=torch.cuda.device_count())
     async with model_mesh(tiny_checkpoint(tmp_path), deployed, settings_of(2)) as mesh:
         struck = await Struck.of(mesh)
         struck.hosts[lost].service.kill()
         seconds = await struck.serves_again(mesh)
+        struck.assert_kept(lost)
     sys.stdout.write(f"\nhost {lost} of 2 killed: the worker serves again after {seconds:.1f} s\n")
 
 
@@ -38,6 +39,7 @@ async def test_hosts_with_gpus_go_on_without_one(tmp_path: Path) -> None:
         struck.hosts[1].service.suspend()
         seconds = await struck.serves_again(mesh)
         await struck.hosts[1].ends()
+        struck.assert_kept(1)
         [worker] = await mesh.workers()
         assert len(worker.ranks) == 2
     sys.stdout.write(f"\nhost 1 of 3 stopped: the others serve again after {seconds:.1f} s\n")

@@ -19,12 +19,14 @@ def usable(layout: Layout, traffic: Traffic, device: torch.device) -> bool:
     return device.type == "cuda" and between_hosts and whole_experts and compiles(layout, traffic)
 
 
-def find_deep_ep(exchange: RankExchange, traffic: Traffic, device: torch.device) -> "DeepEp | None":
-    """None if not all ranks can use it. Called by all of them at once."""
+def find_deep_ep(
+    exchange: RankExchange, traffic: Traffic, device: torch.device, *, wanted: bool = True
+) -> "DeepEp | None":
+    """None if not all ranks can use it and have it `wanted`. Called by all of them at once."""
     layout = exchange.place.layout
     if not usable(layout, traffic, device):
         return None
-    module = find_package("deep_ep", ["ElasticBuffer", "topk_idx_t"])
+    module = find_package("deep_ep", ["ElasticBuffer", "topk_idx_t"]) if wanted else None
     # All ranks ask, those without the package too.
     everywhere = exchange.all_gather(torch.tensor([module is not None]), Group.WORLD)
     if module is None or not bool(everywhere.all()):

@@ -10,6 +10,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from engine.balance.config import BalanceConfig
+from engine.config import EngineConfig, Hardware, resolve
 from engine.exchange.alone import Alone
 from engine.model.activations import Sent
 from engine.model.config import parse_model_config
@@ -18,7 +19,8 @@ from engine.model.deep_ep.adapter import usable
 from engine.model.deep_ep.elastic import LEAST_ROOM, ElasticBuffer
 from engine.model.expert_group import ExpertGroup
 from engine.model.quantization import KeptWeights
-from engine.parallel.layout import Layout, Place
+from engine.parallel.config import ParallelConfig
+from engine.parallel.layout import Group, Layout, Place
 from engine.parallel.peers import Peers
 from engine.weights import loading
 from engine.weights.loading import load_model
@@ -151,6 +153,27 @@ def test_ranks_use_it_if_all_have_it(packages: str, uses: bool, monkeypatch: pyt
         return adapter.find_deep_ep(exchange_of(peers, store), TRAFFIC, CPU) is not None
 
     assert on_each_rank(Layout(dp=2, ep=2, hosts=2), act) == [uses, uses]
+
+
+@pytest.mark.usefixtures("with_package")
+@pytest.mark.parametrize("experts", [8, 9], ids=["divided", "with a copy"])
+def test_ranks_load_without_it_next_to_a_kept_model(experts: int, tmp_path: Path) -> None:
+    directory = tiny_checkpoint(tmp_path, n_routed_experts=experts, n_group=1, topk_group=1)
+    config = EngineConfig(model_dir=directory, device="cpu", parallel=ParallelConfig(dp=2, hosts=2))
+    resolved, store = resolve(config, Hardware(0, 1 << 30)), HashStore()
+    kept = loading.load_model(directory, torch.float32, CPU)
+
+    def act(peers: Peers) -> tuple[bool, list[int]]:
+        exchange, model = exchange_of(peers, store), kept
+        if peers.in_worker.rank == 0:
+            loading.join_loading(resolved, model, exchange)
+        else:
+            model = loading.make_model(resolved, exchange)
+        # They are at the same call.
+        met = exchange.all_gather(torch.tensor([peers.in_worker.rank]), Group.WORLD)
+        return model.expert_group.uses_deep_ep, met.tolist()
+
+    assert on_each_rank(Layout(dp=2, ep=2, hosts=2), act) == [(False, [0, 1])] * 2
 
 
 @pytest.mark.usefixtures("with_package")

@@ -1,0 +1,36 @@
+"""Ends what a GPU waits for once the worker's ranks cannot go on together."""
+
+import threading
+from collections.abc import Callable
+
+from engine.parallel.meeting import LOOK_SECONDS
+
+
+class GroupWatch:
+    """A thread that aborts NCCL's communicator once the ranks cannot go on together.
+
+    Its kernels wait for a lost rank until then, and the host waits for the step that they are part of.
+    """
+
+    def __init__(self, abort: Callable[[], None], broken: Callable[[], bool]) -> None:
+        """abort: returns once no captured graph refers to the communicator, which may be much later."""
+        self._abort = abort
+        self._broken = broken
+        self._told = threading.Event()
+        self._giving_up = threading.Event()
+        threading.Thread(target=self._run, name="rail", daemon=True).start()
+
+    @property
+    def given_up(self) -> bool:
+        return self._giving_up.is_set()
+
+    def give_up(self) -> None:
+        """Abort, if that has not begun. Returns when it has: `broken` is not asked after this."""
+        self._told.set()
+        self._giving_up.wait()
+
+    def _run(self) -> None:
+        while not self._told.wait(LOOK_SECONDS) and not self._broken():
+            pass
+        self._giving_up.set()
+        self._abort()
