@@ -19,10 +19,10 @@ ExpandArguments = structure(SOURCE, "ExpandArguments")
 # Widths of a head that the source supports, of queries' part that is not rotated any of these; values are whole groups.
 NOPES, ROPE, LATENT = (128, 192), 64, 512
 # Numbers of tokens of a CTA's tile. The last one is for many heads: fewer would leave multiprocessors without a tile.
-TOKENS, MANY_HEADS = (16, 32, 64, 96, 128), 64
+TOKENS, MANY_HEADS = (16, 32, 64, 96, 128), 128
 # Up to this many tokens it is faster than cuBLAS with the kernels that cuBLAS needs around it, with many heads and with
-# few; these were not measured above.
-MOST_TOKENS, MOST_TOKENS_OF_FEW_HEADS, MOST_TOKENS_OF_WIDE_HEADS = 192, 128, 32
+# others. These, and queries of 192 channels, were not measured above.
+MOST_TOKENS, MOST_TOKENS_OF_OTHERS, MOST_TOKENS_OF_WIDE_HEADS = 192, 128, 32
 # As in the source.
 PARTS, THREADS, LINE = 2, 256, 128
 
@@ -31,7 +31,7 @@ def takes_queries(query: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether it takes what `absorb_query` is given."""
     nope, latent = weight.shape[1:]
     widths = nope in NOPES and (query.shape[2] - nope, latent) == (ROPE, LATENT)
-    return _is_served(query) and widths and _lies_in_rows(weight)
+    return _is_served(query, _are_many(query.shape[1], nope)) and widths and _lies_in_rows(weight)
 
 
 def takes_values(attended: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -39,7 +39,7 @@ def takes_values(attended: torch.Tensor, weight: torch.Tensor) -> bool:
     # Wider heads only for few rows: of more, cuBLAS reads the attended latents once.
     value, narrow = weight.shape[2], attended.shape[0] <= MOST_TOKENS_OF_WIDE_HEADS
     widths = weight.shape[1] == LATENT and (value == GROUP or (value % GROUP == 0 and narrow))
-    return _is_served(attended) and widths and _lies_in_rows(weight.transpose(1, 2))
+    return _is_served(attended, _are_many(attended.shape[1])) and widths and _lies_in_rows(weight.transpose(1, 2))
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     out = query.new_empty(tokens, heads, LATENT + ROPE)
     if not tokens:
         return out
-    tile_tokens, tiles = choose_tiles(tokens, heads)
+    tile_tokens, tiles = choose_tiles(tokens, many=_are_many(heads, nope))
     token_bytes, head_bytes = 2 * query.stride(0), 2 * query.stride(1)
     head_rows = weight.stride(0) // LATENT
     arguments = AbsorbArguments(
@@ -66,7 +66,7 @@ def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor, powers
     out = empty_quantized(tokens, heads * weight.shape[2], device=device, powers=powers)
     if not tokens:
         return out
-    tile_tokens, tiles = choose_tiles(tokens, heads)
+    tile_tokens, tiles = choose_tiles(tokens, many=_are_many(heads))
     arguments = expand_arguments(attended, weight, out, tile_tokens)
     name = f"few_tokens_expand_values_{tile_tokens}"
     kernel = load_kernel(SOURCE, name, device.index or 0, cuda_macros(powers))
@@ -92,17 +92,21 @@ def expand_arguments(
     return arguments
 
 
-def choose_tiles(tokens: int, heads: int) -> tuple[int, int]:
-    """The tokens of a tile, and the number of tiles."""
-    sizes = TOKENS if heads >= MANY_HEADS else TOKENS[:-1]
+def choose_tiles(tokens: int, *, many: bool) -> tuple[int, int]:
+    """The tokens of a tile, and the number of tiles. many: whether there are many heads."""
+    sizes = TOKENS if many else TOKENS[:-1]
     tiles = -(-tokens // max(sizes))
     return next(size for size in sizes if size * tiles >= tokens), tiles
 
 
-def _is_served(x: torch.Tensor) -> bool:
+def _are_many(heads: int, nope: int = min(NOPES)) -> bool:
+    return heads >= MANY_HEADS and nope == min(NOPES)
+
+
+def _is_served(x: torch.Tensor, many: bool) -> bool:
     """Whether there are few tokens and the copy engine can read them."""
     aligned = x.data_ptr() % 16 == 0 and all(2 * stride % 16 == 0 for stride in x.stride()[:2])
-    most = MOST_TOKENS if x.shape[1] >= MANY_HEADS else MOST_TOKENS_OF_FEW_HEADS
+    most = MOST_TOKENS if many else MOST_TOKENS_OF_OTHERS
     return is_hopper() and x.dtype == torch.bfloat16 and x.shape[0] <= most and aligned
 
 

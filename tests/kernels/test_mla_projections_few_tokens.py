@@ -57,7 +57,7 @@ def test_other_widths_and_many_tokens_are_not_taken() -> None:
     assert few_tokens.takes_queries(query, weight)
     assert not few_tokens.takes_queries(query, weight[:, :64])
     assert not few_tokens.takes_queries(query, weight[:, :, :256])
-    few = few_tokens.MOST_TOKENS_OF_FEW_HEADS
+    few = few_tokens.MOST_TOKENS_OF_OTHERS
     assert [few_tokens.takes_queries(random(few + 1, heads, NOPE + ROPE), weight) for heads in (2, 128)] == [
         False,
         True,
@@ -69,7 +69,7 @@ def test_other_widths_and_many_tokens_are_not_taken() -> None:
 
 
 def test_the_fewest_tiles_that_hold_all_tokens_share_them_evenly() -> None:
-    assert [few_tokens.choose_tiles(tokens, HEADS) for tokens in (1, 33, 96, 97, 129, 192)] == [
+    assert [few_tokens.choose_tiles(tokens, many=True) for tokens in (1, 33, 96, 97, 129, 192)] == [
         (16, 1), (64, 1), (96, 1), (128, 1), (96, 2), (96, 2),
     ]  # fmt: skip
-    assert few_tokens.choose_tiles(97, 20) == (64, 2)
+    assert few_tokens.choose_tiles(97, many=False) == (64, 2)

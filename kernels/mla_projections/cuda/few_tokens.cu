@@ -178,16 +178,19 @@ __device__ __forceinline__ void expand(const ExpandArguments& given) {
       few_tokens_absorb_queries_##NOPE##_##TOKENS(const __grid_constant__ AbsorbArguments given) {                           \
     absorb<TOKENS, NOPE>(given);                                                                                             \
   }
-#define FEW_TOKENS(TOKENS)                                                                                   \
+#define EXPAND(TOKENS)                                                                                       \
   extern "C" __device__ int few_tokens_expand_values_##TOKENS##_shared_bytes = sizeof(ExpandShared<TOKENS>); \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                   \
       few_tokens_expand_values_##TOKENS(const __grid_constant__ ExpandArguments given) {                     \
     expand<TOKENS>(given);                                                                                   \
-  }                                                                                                          \
-  ABSORB(TOKENS, 128)                                                                                        \
+  }
+#define FEW_TOKENS(TOKENS) \
+  EXPAND(TOKENS)           \
+  ABSORB(TOKENS, 128)      \
   ABSORB(TOKENS, 192)
 FEW_TOKENS(16)
 FEW_TOKENS(32)
 FEW_TOKENS(64)
 FEW_TOKENS(96)
-FEW_TOKENS(128)
+EXPAND(128)
+ABSORB(128, 128)

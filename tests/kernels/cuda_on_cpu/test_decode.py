@@ -29,7 +29,7 @@ def _few_heads_have_the_tiles_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.mla_projections.few_tokens.MANY_HEADS", 1)
 
 
-@pytest.mark.parametrize(("tokens", "heads", "nope"), [(1, 3, 192), (33, 2, NOPE), (97, 1, 192), (130, 1, NOPE)])
+@pytest.mark.parametrize(("tokens", "heads", "nope"), [(1, 3, 192), (33, 2, NOPE), (97, 1, NOPE), (130, 1, 192)])
 def test_queries_are_absorbed(tokens: int, heads: int, nope: int, on_cpu: CudaOnCpu) -> None:
     query, weight, rotations = random_queries(tokens, heads, nope)
     found = on_cpu.module("mla_projections.few_tokens").absorb_query(query, weight, rotations)
