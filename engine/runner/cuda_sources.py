@@ -34,6 +34,7 @@ QUANTIZING = (
     "mla_prefill/bf16_prefill_256",
     "mla_prefill/fp8_prefill",
     "mla_prefill/masked_prefill",
+    "mla_prefill/masked_prefill_256",
     "mla_projections/few_tokens",
     "mla_projections/pieces",
     "norm/clusters",
