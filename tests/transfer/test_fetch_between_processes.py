@@ -83,7 +83,7 @@ def assert_nothing_leased(store: Peer) -> None:
     assert store.leased() == 0
 
 
-@pytest.mark.parametrize("transports", [None, "tcp", "posix,self"])
+@pytest.mark.parametrize("transports", [None, "tcp"])
 def test_a_fetch_lands_the_longest_prefix_that_the_store_knows(transports: str | None) -> None:
     config = CONFIG.model_copy(update={"transports": transports})
     with two_sides(Setup(seed=1, config=config), config=config, lookups=stored()) as (here, store):

@@ -24,8 +24,9 @@ THERE = list(range(BLOCKS - 1, BLOCKS - 51, -1))
 WHOLE, LAYERWISE = 100, 1000
 
 
-@pytest.mark.parametrize("transports", [None, "tcp", "posix,self"])
-@pytest.mark.parametrize("tokens", [WHOLE, LAYERWISE])
+@pytest.mark.parametrize(
+    ("tokens", "transports"), [(WHOLE, None), (LAYERWISE, None), (LAYERWISE, "tcp"), (LAYERWISE, "posix,self")]
+)
 def test_a_push_puts_the_senders_blocks_into_the_receivers(tokens: int, transports: str | None) -> None:
     config = CONFIG.model_copy(update={"transports": transports})
     with two_sides(Setup(seed=1, config=config), config=config) as (here, peer):
