@@ -38,6 +38,7 @@ class Backends:
         self._between_gpus: PeerExchange | None = None
         # Has the device wait for no rank of another host.
         self._leave: Callable[[], None] = lambda: None
+        self._goes_on_without = False
         self._model: Model | None = None
         # `kv_namespace` of the configuration that loaded the model, and the checkpoint's fingerprint then.
         self._loaded: tuple[str | None, str] = (None, "")
@@ -50,6 +51,7 @@ class Backends:
         Raises CheckpointError, ConfigError, EngineFailed, RankLost.
         """
         times = times or StartTimes()
+        self._goes_on_without = config.parallel.least_hosts is not None
         if config.backend == "oracle":
             return OracleBackend(config)
         # Imported only here: without torch an oracle rank starts fast and small.
@@ -81,8 +83,10 @@ class Backends:
     @property
     def can_regroup(self) -> bool:
         """Whether what was loaded can serve with the ranks of another group, in place of some that were lost. DeepEP's
-        communicators cannot be made again.
+        communicators cannot be made again. On GPUs only the way that ran there: on without the hosts that were lost.
         """
+        if self._between_gpus is not None and not self._goes_on_without:
+            return False
         return self._model is None or not self._model.expert_group.uses_deep_ep
 
     def leave(self) -> None:

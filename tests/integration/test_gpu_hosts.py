@@ -22,13 +22,13 @@ def settings_of(hosts: int, **parallel: object) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("lost", [1, 0], ids=["the second host", "the first host"])
 async def test_ranks_on_gpus_outlive_another_host(lost: int, tmp_path: Path) -> None:
-    deployed = partial(on_hosts, gpus=torch.cuda.device_count())
-    async with model_mesh(tiny_checkpoint(tmp_path), deployed, settings_of(2)) as mesh:
-        struck = await Struck.of(mesh)
+    deployed = partial(on_hosts, hosts=3, gpus=torch.cuda.device_count())
+    async with model_mesh(tiny_checkpoint(tmp_path), deployed, settings_of(3, least_hosts=2)) as mesh:
+        struck = await Struck.of(mesh, 3)
         struck.hosts[lost].service.kill()
         seconds = await struck.serves_again(mesh)
         struck.assert_kept(lost)
-    sys.stdout.write(f"\nhost {lost} of 2 killed: the worker serves again after {seconds:.1f} s\n")
+    sys.stdout.write(f"\nhost {lost} of 3 killed: the worker serves again after {seconds:.1f} s\n")
 
 
 async def test_hosts_with_gpus_go_on_without_one(tmp_path: Path) -> None:
