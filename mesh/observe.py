@@ -50,8 +50,15 @@ def configure(service: str, config: ObserveConfig) -> None:
     handler.setFormatter(JsonFormatter(service) if config.log_format == "json" else LineFormatter(service))
     # At DEBUG, grpc logs a line for every event of its loop.
     logging.getLogger("grpc").setLevel(logging.INFO)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_of_a_lost_call)
     access_log.setLevel(logging.INFO if config.access_log else logging.CRITICAL)
     logging.basicConfig(level=config.log_level, handlers=[handler], force=True)
+
+
+def _is_not_of_a_lost_call(record: logging.LogRecord) -> bool:
+    """grpc logs an error with its traceback where a call ends while its answer is written: its client has left."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"
 
 
 class LineHandler(logging.StreamHandler[LineSink]):

@@ -7,6 +7,7 @@ from tests.support.forking import run_forked
 
 PROGRAM = """
 import logging, sys
+from grpc._cython.cygrpc import ExecuteBatchError
 from mesh.config import ServiceConfig
 from mesh.errors import CheckpointError, ConfigError, NoWorker
 from mesh.launch import launch
@@ -16,6 +17,10 @@ class ProbeConfig(ServiceConfig):
 
 async def main(config):
     logging.getLogger("grpc._cython.cygrpc").debug("polled")
+    try:
+        raise ExecuteBatchError("its client has left")
+    except ExecuteBatchError:
+        logging.getLogger("grpc._cython.cygrpc").exception("raised in core")
     logging.getLogger("probe").debug("details")
     logging.getLogger("probe").info("serving", extra={"fields": {"then": config.then}})
     if config.then == "fail":
