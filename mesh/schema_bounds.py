@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from decimal import Decimal
 from itertools import groupby
-from math import isfinite, lcm
+from math import isfinite, lcm, nextafter
 from typing import Any, TypeGuard
 
 from mesh.errors import InvalidConstraint
@@ -14,7 +14,9 @@ from mesh.errors import InvalidConstraint
 MAX_NUMBER_CHARACTERS = 40
 # Below it the library's arithmetic on integers overflows: the least of 64 bits, as a const or as both bounds, overflows
 # its stack, which ends the process.
-_LEAST_NUMBER = -(2**62)
+_TOO_LOW = -(2**62)
+# The next number that is a float, as the library reads all of them.
+_LEAST_NUMBER = int(nextafter(_TOO_LOW, 0))
 # The library compares each of these expressions with all others: 128 took up to 0.8 s, and 700 a minute. No schema of
 # JSONSchemaBench has more than 32.
 MOST_EXPRESSIONS = 128
@@ -74,9 +76,9 @@ def _objects(value: object) -> Iterator[dict[str, Any]]:
 
 
 def _checked(number: str) -> float:
-    if (value := float(number)) <= _LEAST_NUMBER:
+    if (value := float(number)) <= _TOO_LOW:
         raise InvalidConstraint(
-            f"a schema has the number {number[:MAX_NUMBER_CHARACTERS]}: the least is {_LEAST_NUMBER + 1}"
+            f"a schema has the number {number[:MAX_NUMBER_CHARACTERS]}: the least is {_LEAST_NUMBER}"
         )
     return value
 

@@ -87,3 +87,9 @@ def test_malformed_keywords_raise_nothing_unexpected(schema: dict[str, Any]) -> 
         check("lark", schema)
     except InvalidConstraint as refused:
         assert "600 optional properties" in refused.message
+
+
+def test_the_least_number_that_a_refusal_names_is_taken() -> None:
+    with pytest.raises(InvalidConstraint) as refused:
+        check("lark", {"minimum": -(2**62) + 1})
+    check("lark", {"minimum": int(refused.value.message.rpartition(" ")[2])})
