@@ -8,7 +8,7 @@ from tests.support.errors import relative_error
 from tests.support.index_contexts import index_contexts
 from tests.support.selected_contexts import SCALE, SelectedContexts
 
-E4M3, CPU, TOKENS = torch.float8_e4m3fn, torch.device("cpu"), 6000
+E4M3, CPU, TOKENS, LAUNCHES = torch.float8_e4m3fn, torch.device("cpu"), 6000, 8
 
 
 def error_of_scores(on_cpu: CudaOnCpu) -> float:
@@ -31,9 +31,10 @@ def error_of_scores(on_cpu: CudaOnCpu) -> float:
 )
 def test_a_missing_wait_is_noticed(right: str, wrong: str, on_cpu: CudaOnCpu) -> None:
     on_cpu.make_mistake(on_cpu.module("index_scores.warpgroups").SOURCE, right, wrong)
-    # The launch itself may find that it ends too early.
+    # The launch itself may find that it ends too early. In some orders of copies all is right.
     with pytest.raises(AssertionError):
-        assert error_of_scores(on_cpu) < 0.01
+        for _ in range(LAUNCHES):
+            assert error_of_scores(on_cpu) < 0.01
 
 
 def test_threads_that_wait_forever_end_the_launch(on_cpu: CudaOnCpu) -> None:
