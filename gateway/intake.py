@@ -24,7 +24,6 @@ from gateway.constraints import (
     with_bans,
 )
 from gateway.grammar_checks import GrammarChecks
-from gateway.memory import release_freed_memory
 from gateway.prepared import Prepared, TextReading
 from gateway.reasoning import THINK_CLOSE
 from gateway.requests import (
@@ -54,6 +53,7 @@ from mesh.domain.sampling import (
 )
 from mesh.domain.shares import Share
 from mesh.errors import InvalidRequest
+from mesh.freed_memory import release_freed_memory
 from mesh.observe import span
 
 # A longer prompt is prepared on a thread, so that the event loop can serve the other streams meanwhile.

@@ -15,8 +15,10 @@ import msgspec
 import uvloop
 from grpc import StatusCode
 
+from mesh.background import background
 from mesh.config import ServiceConfig, load
 from mesh.errors import ConfigError, MeshError
+from mesh.freed_memory import release_grown_memory
 from mesh.observe import configure
 from mesh.standard_streams import complain, settle
 
@@ -94,7 +96,8 @@ def launch(
 
 
 async def _run(main: Callable[[ConfigT], Coroutine[Any, Any, Program | None]], config: ConfigT) -> None:
-    following = await main(config)
+    async with background(release_grown_memory()):
+        following = await main(config)
     if following is not None:
         # Do this before the loop ends: its end would kill the processes that were started in it.
         following.replace_this()
