@@ -34,8 +34,9 @@ class HttpConfig(Config):
     client closes first.
     """
     connections: int | None = Field(default=None, ge=1)
-    """Most connections at a time. A further one replaces the connection that has been idle for longest; if none is
-    idle, it is answered 503. By default three quarters of the files that the process may open in addition to its own.
+    """Most connections at a time. A further one replaces the connection that has been idle for longest, or has not sent
+    its request's whole body for longest; if none is so, it is answered 503. By default three quarters of the files that
+    the process may open in addition to its own.
     """
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """What happens to a request with fields that we do not know: it is refused, or the fields are ignored and named in

@@ -44,8 +44,8 @@ class LimitedConfig(uvicorn.Config):
 class LimitedConnection(HttpToolsProtocol):
     """Closes itself if headers take too long, are too large or no HTTP, and ignores requests to change its protocol.
 
-    A connection beyond the limit replaces the connection that has been idle for longest; if none is idle, it is
-    answered 503.
+    A connection beyond the limit replaces the connection that has been idle for longest. If none is idle, the one that
+    has not sent its request's whole body for longest is answered 503, and if there is none, the new one.
     """
 
     def __init__(
@@ -193,8 +193,10 @@ class LimitedConnection(HttpToolsProtocol):
         idle = [each for each in alive if each.idle]
         if idle:
             min(idle, key=lambda each: each._idle_since)._close("idle")
-        else:
-            self._refuse(BUSY)
+            return
+        # A client that sends its body slowly must not keep others out.
+        reading = [each for each in alive if each._reads_body]
+        min(reading, key=lambda each: each._idle_since, default=self)._refuse(BUSY)
 
     def _refuse(self, refusal: Refusal) -> None:
         if self.transport.is_closing():

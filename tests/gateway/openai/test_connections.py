@@ -198,6 +198,20 @@ async def test_idle_connections_give_way_to_new_ones() -> None:
             writer.close()
 
 
+async def test_connections_that_send_bodies_slowly_give_way_too() -> None:
+    async with running_mesh(http=HttpConfig(connections=5)) as mesh:
+        slow = []
+        for _ in range(20):
+            slow.append(await connect(mesh, COMPLETIONS + b"content-length: 100\r\nexpect: 100-continue\r\n\r\n{"))
+            # Until the server waits for the rest.
+            await asyncio.wait_for(slow[-1][0].readuntil(b" 100 Continue\r\n\r\n"), PATIENCE_SECONDS)
+        assert (await mesh.http.get("/health")).status_code == 200
+        for connection in slow[:15]:
+            assert (await closed(connection)).startswith(b"HTTP/1.1 503 ")
+        for _, writer in slow[15:]:
+            writer.close()
+
+
 async def test_a_connection_beyond_the_limit_is_told_to_return() -> None:
     body: Any = {"model": "oracle", "prompt": "abc", "max_tokens": 2000, "stream": True}
     worker = FakeDecodeWorker(step_seconds=0.01)
