@@ -91,9 +91,10 @@ inline void land(Transfer& transfer) {
   end_phase_if_complete(*transfer.barrier);
 }
 
-// Some of the copies that are under way land.
-inline void land_some(bool all) {
-  size_t landing = all ? transfers.size() : drawn() % (transfers.size() + 1);
+// Some of the copies that are under way land, or all, or at most one.
+enum class Landing { SOME, ONE, ALL };
+inline void land(Landing which) {
+  size_t most = transfers.size(), landing = which == Landing::ALL ? most : which == Landing::ONE ? most > 0 : drawn() % (most + 1);
   for (; landing; landing--) {
     std::swap(transfers[drawn() % transfers.size()], transfers.back());
     Transfer transfer = transfers.back();

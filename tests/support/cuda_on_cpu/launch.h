@@ -89,13 +89,13 @@ inline u32 run_warps() {
   return ended;
 }
 
-// With slow copies none lands while threads can go on without it.
+// With slow copies none lands while threads can go on without it, and then one at a time.
 inline void run_cluster() {
   bool slow_copies = drawn() % 2;
   u32 idle = 0;
   while (run_warps() < launched.cluster.threads.size()) {
     u64 before = launched.progress;
-    if (!slow_copies || idle) land_some(idle > 8);
+    if (!slow_copies || idle) land(idle > 8 ? Landing::ALL : slow_copies ? Landing::ONE : Landing::SOME);
     idle = launched.progress == before ? idle + 1 : 0;
     if (idle > PATIENCE) fail("threads wait for each other forever");
   }
