@@ -52,7 +52,8 @@ config decode --resolved --model DIR --gpus 4` shows them without starting anyth
 
 - **What you give wins**, even if it is the default: `--set decode.engine.max_requests=64`.
 - **`--aim`** turns the settings that trade one thing for another: `balanced` (the default), `throughput` (more
-  requests at once, longer steps) or `latency` (few requests; all GPUs of a worker compute each token together).
+  requests at once, longer steps, none cut short for even gaps) or `latency` (few requests; all GPUs of a worker
+  compute each token together).
 - **Number formats** other than the published ones are chosen where [a GPU's answers](quality-gpu.md) differ by no
   more than chance, and where that ran: FP8 attention of prompts, for FP8 models on one GPU. FP8 KV lost 11 problems
   of 600 and won 3. `--exact` keeps the published formats in any case.

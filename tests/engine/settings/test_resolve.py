@@ -71,6 +71,11 @@ def test_the_aim_chooses_how_many_requests_run(aim: str, requests: int) -> None:
     assert resolved(engine_of(aim=aim)).engine.max_requests == requests
 
 
+@pytest.mark.parametrize(("aim", "bound"), [("latency", "auto"), ("balanced", "auto"), ("throughput", None)])
+def test_the_aim_chooses_whether_steps_are_even(aim: str, bound: str | None) -> None:
+    assert resolved(engine_of(aim=aim)).engine.mixed_step_ms == bound
+
+
 @pytest.mark.parametrize(("shape", "requests", "tokens"), [("moonlight", 256, 8192), ("glm-flash", 192, 8192)])
 def test_a_light_model_runs_more_requests_and_tokens(shape: str, requests: int, tokens: int) -> None:
     found = resolved(engine_of(1), model=model_of(shape, "bf16"), drafts=False)
