@@ -17,42 +17,19 @@ struct Product {
 };
 
 // TRANSPOSED: whether the first operand's outputs are contiguous, instead of its inputs.
-template <int TRANSPOSED>
-__device__ __forceinline__ void multiply(Product<16>& d, u64 a, u64 b, int accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" NAMES_8 "}, %8, %9, p, 1, 1, %11, 0;\n}"
-      : BIND_8(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
-}
+#define MULTIPLY(TOKENS, SUMS, A, B, ADD, TRANSPOSE)                                                                   \
+  template <int TRANSPOSED>                                                                                            \
+  __device__ __forceinline__ void multiply(Product<TOKENS>& d, u64 a, u64 b, int accumulate) {                         \
+    asm volatile(                                                                                                      \
+        "{\n .reg .pred p;\n setp.ne.b32 p, %" #ADD ", 0;\n"                                                           \
+        "wgmma.mma_async.sync.aligned.m64n" #TOKENS "k16.f32.bf16.bf16 {" NAMES_##SUMS "}, %" #A ", %" #B              \
+        ", p, 1, 1, %" #TRANSPOSE ", 0;\n}"                                                                            \
+        : BIND_##SUMS(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));                                   \
+  }
 
-template <int TRANSPOSED>
-__device__ __forceinline__ void multiply(Product<32>& d, u64 a, u64 b, int accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" NAMES_16 "}, %16, %17, p, 1, 1, %19, 0;\n}"
-      : BIND_16(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
-}
-
-template <int TRANSPOSED>
-__device__ __forceinline__ void multiply(Product<64>& d, u64 a, u64 b, int accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, p, 1, 1, %35, 0;\n}"
-      : BIND_32(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
-}
-
-template <int TRANSPOSED>
-__device__ __forceinline__ void multiply(Product<96>& d, u64 a, u64 b, int accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %50, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" NAMES_48 "}, %48, %49, p, 1, 1, %51, 0;\n}"
-      : BIND_48(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
-}
-
-template <int TRANSPOSED>
-__device__ __forceinline__ void multiply(Product<128>& d, u64 a, u64 b, int accumulate) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, p, 1, 1, %67, 0;\n}"
-      : BIND_64(d.sum, 0) : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED));
-}
+MULTIPLY(16, 8, 8, 9, 10, 11)
+MULTIPLY(32, 16, 16, 17, 18, 19)
+MULTIPLY(64, 32, 32, 33, 34, 35)
+MULTIPLY(96, 48, 48, 49, 50, 51)
+MULTIPLY(128, 64, 64, 65, 66, 67)
+#undef MULTIPLY
