@@ -25,9 +25,7 @@ async def test_ranks_on_gpus_outlive_another_host(lost: int, tmp_path: Path) -> 
     deployed = partial(on_hosts, hosts=3, gpus=torch.cuda.device_count())
     async with model_mesh(tiny_checkpoint(tmp_path), deployed, settings_of(3, least_hosts=2)) as mesh:
         struck = await Struck.of(mesh, 3)
-        struck.hosts[lost].service.kill()
-        seconds = await struck.serves_again(mesh)
-        struck.assert_kept(lost)
+        seconds = await struck.outlive_killed(mesh, lost)
     sys.stdout.write(f"\nhost {lost} of 3 killed: the worker serves again after {seconds:.1f} s\n")
 
 
@@ -36,10 +34,5 @@ async def test_hosts_with_gpus_go_on_without_one(tmp_path: Path) -> None:
     settings = settings_of(3, least_hosts=2, missing_host_seconds=10)
     async with model_mesh(tiny_checkpoint(tmp_path), deployed, settings) as mesh:
         struck = await Struck.of(mesh, 3)
-        struck.hosts[1].service.suspend()
-        seconds = await struck.serves_again(mesh)
-        await struck.hosts[1].ends()
-        struck.assert_kept(1)
-        [worker] = await mesh.workers()
-        assert len(worker.ranks) == 2
+        seconds = await struck.go_on_without_suspended(mesh, 1)
     sys.stdout.write(f"\nhost 1 of 3 stopped: the others serve again after {seconds:.1f} s\n")

@@ -121,6 +121,24 @@ class Struck:
         await eventually(registered, 120)
         return time.monotonic() - self.at
 
+    async def outlive_killed(self, mesh: ProcessMesh, lost: int) -> float:
+        """Kill a host's service; see that the others keep their ranks. Returns the seconds until all serve again."""
+        self.hosts[lost].service.kill()
+        seconds = await self.serves_again(mesh)
+        await self.hosts[lost].ends()
+        self.assert_kept(lost)
+        return seconds
+
+    async def go_on_without_suspended(self, mesh: ProcessMesh, lost: int) -> float:
+        """Stop a host's service; see that the others serve on alone, with their ranks. Returns the seconds."""
+        self.hosts[lost].service.suspend()
+        seconds = await self.serves_again(mesh)
+        await self.hosts[lost].ends()
+        self.assert_kept(lost)
+        [worker] = await mesh.workers()
+        assert len(worker.ranks) == len(self.hosts) - 1
+        return seconds
+
     def assert_kept(self, *lost: int) -> None:
         """All ranks run on, except those of the hosts with these numbers."""
         for number, host in enumerate(self.hosts):
