@@ -1,7 +1,7 @@
 """Sessions over a KV pool that holds a tenth of them: the time to first token with evicted blocks in host memory, and
 without.
 
-    python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2] [--shape moonlight] [--objective-ms MS]
+    python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2] [--shape moonlight] [--objective-ms MS] [--ways W]
 
 A mesh of one decode worker serves the shipped model, or random weights of a published shape. Each pair starts it twice,
 in alternating order, and sends it the same sessions, as `deepmesh bench --dataset sessions` does.
@@ -37,6 +37,8 @@ PRECISION = 1.5
 GOOD_SHARE = 0.95
 # A trial has no fewer: one late answer would decide.
 FEWEST_SESSIONS = 6
+# With host memory, and without.
+WAYS = ("without", "with")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Options:
     objective_ms: float | None
     # Sessions begin for so long at each rate that is tried.
     seconds: float
+    # Some of WAYS.
+    ways: Sequence[str]
 
     @property
     def session_blocks(self) -> int:
@@ -60,6 +64,9 @@ class Options:
     @property
     def pool_blocks(self) -> int:
         return max(self.sessions * self.session_blocks // POOL_PART, 2 * self.session_blocks)
+
+    def host_blocks(self, way: str) -> int:
+        return 2 * self.sessions * self.session_blocks if way == "with" else 0
 
 
 @dataclass(frozen=True)
@@ -141,8 +148,8 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
     parser.add_argument("--objective-ms", type=float, help="find the highest rate with the first token in so long")
     parser.add_argument("--seconds", type=float, default=10.0, help="for which sessions begin at each rate tried")
-    options = Options(**vars(parser.parse_args()))
-    console, ways = Console(width=140), {"without": 0, "host memory": 2 * options.sessions * options.session_blocks}
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="whether with host memory")
+    options, console = Options(**vars(parser.parse_args())), Console(width=140)
     table = Table(
         title=f"{options.sessions} sessions of {options.turns} turns, {options.session_blocks} blocks each at the end;"
         f" a pool of {options.pool_blocks} blocks",
@@ -151,24 +158,24 @@ def main() -> None:
     headings = ("", "a second", "TTFT p50", "p99", "later turns p50", "p99, ms", "cached")
     for heading in (*headings, "requests/min", "answered", "in time"):
         table.add_column(heading, justify="right")
-    found: dict[str, list[Trial]] = {name: [] for name in ways}
+    found: dict[str, list[Trial]] = {way: [] for way in options.ways}
 
-    async def collect(name: str, pair: int, directory: Path, model_dir: Path | None) -> None:
-        async for trial in run(options, ways[name], pair, directory / "log", model_dir):
-            found[name].append(trial)
-            table.add_row(*_row(name, trial))
-            console.print(*_row(name, trial))
+    async def collect(way: str, pair: int, directory: Path, model_dir: Path | None) -> None:
+        async for trial in run(options, options.host_blocks(way), pair, directory / "log", model_dir):
+            found[way].append(trial)
+            table.add_row(*_row(way, trial))
+            console.print(*_row(way, trial))
 
     with TemporaryDirectory() as scratch:
         directory = Path(scratch)
         model_dir = None if options.shape is None else write_random_model(directory, options.shape)
         for pair in range(options.pairs):
-            for name in (list(ways), list(ways)[::-1])[pair % 2]:
+            for way in (options.ways, options.ways[::-1])[pair % 2]:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    runner.run(collect(name, pair, directory, model_dir))
+                    runner.run(collect(way, pair, directory, model_dir))
     console.print(table)
     if options.objective_ms is not None:
-        rates = ", ".join(f"{name} {_most(trials):.2f}" for name, trials in found.items())
+        rates = ", ".join(f"{way} {_most(trials):.2f}" for way, trials in found.items())
         objective = f"with {GOOD_SHARE:.0%} of first tokens in {options.objective_ms:g} ms"
         console.print(f"sessions a second {objective}: {rates}")
 
