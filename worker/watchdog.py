@@ -50,13 +50,14 @@ class Watchdog:
         return max(stalls, key=lambda stall: stall.seconds)
 
 
-def blamed(stalls: Sequence[Stall], least_seconds: float) -> int:
-    """The number of the rank that holds up the others: the longest stalled of those that wait for no other.
+def blamed(stalls: Sequence[Stall], least_seconds: float) -> int | None:
+    """The number of the rank that holds up the others: the longest stalled of those that wait for no other. None if all
+    may be waiting.
 
-    least_seconds: shorter stalls do not count; at least one stall must be that long.
+    least_seconds: shorter stalls do not count.
     """
-    stalled = [number for number, stall in enumerate(stalls) if stall.seconds >= least_seconds]
-    return max(stalled, key=lambda number: (stalls[number].is_first, stalls[number].seconds, -number))
+    causes = [number for number, stall in enumerate(stalls) if stall.is_first and stall.seconds >= least_seconds]
+    return max(causes, key=lambda number: (stalls[number].seconds, -number), default=None)
 
 
 def _age(age: float, last: int, now: int, elapsed_seconds: float) -> float:

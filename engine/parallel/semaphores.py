@@ -1,4 +1,4 @@
-"""POSIX semaphores in memory that processes share: to sleep until another process posts."""
+"""POSIX semaphores in memory that processes share: to sleep until another process posts. Needs glibc 2.30."""
 
 import ctypes
 import errno
@@ -44,9 +44,10 @@ class Semaphores:
     def take(self, index: int, seconds: float) -> bool:
         """Take one post; sleep until there is one. Returns False if there is none for about this many seconds."""
         address = self._addresses[index]
-        nanoseconds = time.time_ns() + int(seconds * 1e9)
+        nanoseconds = time.monotonic_ns() + int(seconds * 1e9)
         until = _Timespec(*divmod(nanoseconds, 10**9))
-        if self._libc.sem_timedwait(address, ctypes.byref(until)) == 0:
+        # Not sem_timedwait: it would sleep for longer if the machine's time is set back meanwhile.
+        if self._libc.sem_clockwait(address, time.CLOCK_MONOTONIC, ctypes.byref(until)) == 0:
             return True
         if ctypes.get_errno() not in (errno.ETIMEDOUT, errno.EINTR):
             self._check(-1)

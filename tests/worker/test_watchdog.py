@@ -48,8 +48,9 @@ def test_the_first_beat_after_a_stall_ends_it() -> None:
 def test_a_stopped_rank_is_blamed_not_those_that_wait() -> None:
     waiting, frozen = Stall(4.6, "its step does not end"), Stall(4.4, "its process does not run", is_first=True)
     assert blamed([waiting, frozen, waiting], 2.0) == 1
+    # Any of them may hang, or none: hosts may not reach each other.
     just_missed = Stall(0.2, "its process does not run", is_first=True)
-    assert blamed([just_missed, waiting, waiting], 2.0) == 1
+    assert blamed([just_missed, waiting, waiting], 2.0) is None
 
 
 def test_what_one_process_writes_another_reads() -> None:

@@ -202,9 +202,10 @@ class RankGroup:
         """Call `on_message` with the rank and the message, for each message, in each rank's order.
 
         If a rank dies or makes no progress, kill all ranks of its host, let the other hosts go, and return why. This
-        host's ranks are killed too if they cannot be kept. Call it once, and promptly: a rank whose results are not
-        read pauses after some MB.
+        host's ranks are killed too if they cannot be kept. If it is not known which rank hangs, each host finds out
+        whether its own do. Call it once, and promptly: a rank whose results are not read pauses after some MB.
         """
+        tasks: list[asyncio.Task[tuple[int | None, EngineFailed]]]
         tasks = [asyncio.create_task(self._read(number, on_message)) for number in range(len(self.processes))]
         tasks.append(asyncio.create_task(self._watch()))
         try:
@@ -254,7 +255,9 @@ class RankGroup:
             raise EngineFailed(self._failure.message)
         return self.ranks[self.rank_of(key)]
 
-    async def _read(self, number: int, on_message: Callable[[int, RankMessage], None]) -> tuple[int, EngineFailed]:
+    async def _read(
+        self, number: int, on_message: Callable[[int, RankMessage], None]
+    ) -> tuple[int | None, EngineFailed]:
         """Read a process's messages until it dies; returns its number, and why it died. Only the first process of a TP
         group sends messages.
         """
@@ -270,8 +273,10 @@ class RankGroup:
         status = await asyncio.shield(client.closed)
         return number, EngineFailed(f"{client.name} ended with {describe_status(status)}")
 
-    async def _watch(self) -> tuple[int, EngineFailed]:
-        """Watch the heartbeats; returns a rank's number, and why, once it hangs."""
+    async def _watch(self) -> tuple[int | None, EngineFailed]:
+        """Watch the heartbeats; returns a rank's number, if it is known which holds up the others, and why, once one
+        hangs.
+        """
         watchdogs = [Watchdog() for _ in self.processes]
         last = time.monotonic()
         while True:
@@ -283,11 +288,14 @@ class RankGroup:
                 watchdog.observe(process.progress(), elapsed)
                 for watchdog, process in zip(watchdogs, self.processes, strict=True)
             ]
-            longest = max(stall.seconds for stall in stalls)
-            self.stalled = longest >= STALLED_SECONDS
-            if longest >= END_SECONDS:
+            longest = max(stalls, key=lambda stall: stall.seconds)
+            self.stalled = longest.seconds >= STALLED_SECONDS
+            if longest.seconds >= END_SECONDS:
                 number = blamed(stalls, min(STALLED_SECONDS, END_SECONDS))
-                name, cause = self.processes[number].name, stalls[number].cause
+                shown = stalls.index(longest) if number is None else number
+                name, cause = self.processes[shown].name, stalls[shown].cause
+                if number is None and len(stalls) > 1:
+                    cause += ", or waits for another rank's"
                 return number, EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
 
 

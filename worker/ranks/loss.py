@@ -14,21 +14,23 @@ from worker.ranks.client import RankClient
 _log = logging.getLogger("deepmesh.worker")
 
 
-async def settle_loss(processes: Sequence[RankClient], hosts: JoinedHosts | None, lost: int) -> KeptRanks | None:
+async def settle_loss(processes: Sequence[RankClient], hosts: JoinedHosts | None, lost: int | None) -> KeptRanks | None:
     """Kill the ranks of the host that was lost, and let the other hosts go. Returns this host's ranks once they have
     left the group, or None after killing them: if it is this host that was lost, or if one cannot leave.
 
     processes: all ranks of the worker, in order, whose results must be read meanwhile; hosts: the other hosts, if there
-    are any; lost: the number of the rank that was lost.
+    are any; lost: the number of the rank that was lost; None if one hangs, and it is not known which. Then it cannot
+    leave, and its host ends; all of them can if hosts do not reach each other.
     """
     size = len(processes) if hosts is None else hosts.ranks_a_host
-    own, host = processes[:size], lost // size
-    for process in processes[host * size : (host + 1) * size]:
-        process.kill()
-    kept = None
+    own, kept = processes[:size], None
+    if lost is not None:
+        first = lost // size * size
+        for process in processes[first : first + size]:
+            process.kill()
     if hosts is not None:
         hosts.dismiss()
-        if host and all(process.ready.can_regroup for process in own):
+        if lost not in range(size) and all(process.ready.can_regroup for process in own):
             kept = await _keep(own, hosts)
     if kept is None:
         for process in own:

@@ -17,6 +17,7 @@ from tests.support.two_hosts import TwoHosts, first_host, join, two_hosts, worke
 from tests.support.waiting import eventually
 from worker.hosts import first_host_link
 from worker.hosts.comparison import own_version
+from worker.hosts.joined import JoinedHosts
 from worker.ranks.group import RankGroup
 
 
@@ -66,6 +67,17 @@ async def test_ranks_of_the_first_host_outlive_the_second() -> None:
         kept = hosts.group.kept
         assert kept is not None and [each.process_id for each in kept.ranks] == [hosts.rank(0).pid]
         assert kept.group is not None and hosts.rank(0).is_running()
+
+
+@pytest.mark.check("hosts")
+async def test_hosts_whose_records_are_lost_keep_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with two_hosts(worker_config()) as hosts:
+        submit_to(hosts.group, prompt_of(100, seed=1), 1000)
+        await eventually(lambda: hosts.transcript.token_ids)
+        monkeypatch.setattr(JoinedHosts, "carry", lambda *_: None)
+        assert "waits for another rank's" in (await hosts.running).message
+        assert hosts.group.kept is not None
+        assert hosts.rank(0).is_running() and hosts.rank(1).is_running()
 
 
 async def test_ranks_of_the_second_host_serve_a_new_first_host() -> None:
