@@ -18,6 +18,7 @@ from mesh.tokenizer_file import TOKENIZER_FILE, tokenizer_path
 # The package that carries KV between processes.
 TRANSPORT = "ucxx"
 INDEX = "model.safetensors.index.json"
+LFS_POINTER = b"version https://git-lfs"
 # With SERVICE.engine.random_weights=true that service's workers draw weights, for measurements.
 RANDOM_WEIGHTS = "engine.random_weights=true"
 
@@ -75,6 +76,16 @@ def check_model_dir(directory: Path, *, weights: bool = True) -> None:
     if missing := [name for name in needed if not (directory / name).is_file()]:
         others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")
+    if pointers := [name for name in needed if _is_pointer(directory / name)]:
+        raise CheckpointError(
+            f"{directory / pointers[0]} is a pointer of Git LFS in place of the file: run git lfs pull in {directory}"
+        )
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether it is what a clone without Git LFS leaves in place of a large file."""
+    with path.open("rb") as file:
+        return file.read(len(LFS_POINTER)) == LFS_POINTER
 
 
 def check_kept_weights(spec: ServiceSpec, engine: EngineConfig) -> None:

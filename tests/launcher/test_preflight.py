@@ -70,6 +70,13 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         check_model_dir(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "model-1.safetensors"])
+def test_a_clone_without_its_large_files_is_refused(tmp_path: Path, name: str) -> None:
+    (checkpoint(tmp_path) / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(CheckpointError, match=rf"{name} is a pointer of Git LFS .* run git lfs pull"):
+        check_model_dir(tmp_path)
+
+
 def test_no_weights_at_all_are_missed(tmp_path: Path) -> None:
     for path in [*checkpoint(tmp_path).glob("*.safetensors"), tmp_path / INDEX]:
         path.unlink()
