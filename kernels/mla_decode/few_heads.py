@@ -15,6 +15,8 @@ from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
 
 SOURCE = CUDA / "few_heads.cu"
+# Numbers of heads that kernels are compiled for.
+TILES = (16, 32)
 Arguments = structure(SOURCE, "Arguments")
 # The most blocks that a context may have. Its CTAs, half of a chip's, read longer ones more slowly than memory could.
 MOST_BLOCKS = 160
@@ -33,7 +35,7 @@ def takes(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width
 def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: float) -> Attended:
     """As `bf16.attend`, for what it `takes`."""
     tokens, heads, _ = query.shape
-    device = query.device
+    device, tile = query.device, next(size for size in TILES if size >= heads)
     assert tokens == plan.rows == plan.query_tokens == 1
     out = torch.empty(tokens, heads, LATENT, dtype=query.dtype, device=device)
     values = torch.empty(CLUSTERS, heads, LATENT, dtype=query.dtype, device=device)
@@ -45,12 +47,12 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
     )  # fmt: skip
     arguments = Arguments(
         pool_boxes=encode_rows(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS, WIDTH * 2, BLOCK_TOKENS, 128),
-        query_boxes=encode_rows(query.data_ptr(), heads, WIDTH * 2, FEW_HEADS, 128), work=work, pool=pool.data_ptr(),
+        query_boxes=encode_rows(query.data_ptr(), heads, WIDTH * 2, tile, 128), work=work, pool=pool.data_ptr(),
         scale_log2=scale * math.log2(math.e),
     )  # fmt: skip
     # A kernel launched as a dependent one reads the plan before it waits, so a new plan must be complete.
     follows = plan.schedule.metadata == EVEN
     plan.schedule.metadata = EVEN
-    kernel = load_kernel(SOURCE, "attend_few_heads", device.index or 0)
+    kernel = load_kernel(SOURCE, f"attend_{tile}_heads", device.index or 0)
     kernel.launch((CTAS * CLUSTERS, 1, 1), THREADS, arguments, cluster=CTAS, dependent=follows)
     return Attended(out, DividedWork(work, 1, processors(device), follows, (values, log_sums)))

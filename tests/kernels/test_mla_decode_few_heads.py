@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, on_hopper, pytest.mark.usefixtures("poisoned")]
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 3500, 4097, 90000])
-@pytest.mark.parametrize("heads", [3, 16])
+@pytest.mark.parametrize("heads", [3, 16, 20, 32])
 def test_one_token_attends_to_its_context(length: int, heads: int) -> None:
     stored = scattered_contexts([length], WIDTH)
     pool, query = stored.pool.cuda().bfloat16(), random_bfloat16(1, heads, WIDTH)

@@ -1,4 +1,4 @@
-// Absorbed attention of one token with up to 16 heads over a paged pool of bf16 latents, for Hopper (sm_90a). Latency limits it:
+// Absorbed attention of one token with up to 32 heads over a paged pool of bf16 latents, for Hopper (sm_90a). Latency limits it:
 // 3,500 tokens are 4 MB.
 //
 // Work. Every CTA takes each GRID-th block of 64 tokens, so that 4,096 tokens are one block a CTA. The tensor cores' 64 rows hold
@@ -9,13 +9,12 @@
 //
 // A CTA copies its first block before it waits. The kernel before writes only the token's own latent, which is copied again.
 //
-// Bytes: 1,152 a token. FLOPs: 32 * (576 + 512) per token.
+// Bytes: 1,152 a token. FLOPs: 2 * N * (576 + 512) per token.
 
 #include "../../cuda/cluster.cuh"
 #include "../../mla_projections/cuda/products.cuh"
 
-// N heads are computed, of which some may not be there.
-constexpr int N = 16, CTAS = 4, CLUSTERS = 16, GRID = CTAS * CLUSTERS, STAGES = 2;
+constexpr int CTAS = 4, CLUSTERS = 16, GRID = CTAS * CLUSTERS, STAGES = 2;
 // A block lies in chunks of 64 rows of 128 bytes (64 channels), swizzled, and so do queries and probabilities.
 constexpr int CHUNKS = WIDTH / ELEMENTS, CHUNK_BYTES = BLOCK * LINE, TILES = LATENT / ELEMENTS;
 // Tiles of 64 channels that a warpgroup computes, and that a CTA adds up for its cluster, one in each warpgroup.
@@ -25,20 +24,20 @@ constexpr int ROW_PIECES = WIDTH * 2 / 16, OWNED_PIECES = OWNED * ELEMENTS * 2 /
 static_assert(OWNED == 2, "each warpgroup adds up one tile");
 
 struct Arguments {
-  // Boxes of 64 rows of the pool and of 16 of the queries, 128 bytes each.
+  // Boxes of 64 rows of the pool and of the kernel's number of heads of the queries, 128 bytes each.
   TensorMap pool_boxes, query_boxes;
   Work work;
   const u8* pool;
   float scale_log2;
 };
 
+template <int N>
 struct Shared {
   u8 latents[STAGES][CHUNKS][CHUNK_BYTES];
   u8 query[CHUNKS][N * LINE];
   u8 probabilities[N * LINE];
-  // What the cluster's CTAs have sent: a thread's eight values of a tile in bf16, and each head's largest
-  // score and sum.
-  float4 values[CTAS][OWNED][128];
+  // What the cluster's CTAs have sent: values of four outputs of 16 heads in bf16, and each head's largest score and sum.
+  float4 values[CTAS][OWNED][N / 16][128];
   float largest[CTAS][N], total[CTAS][N];
   // What the scoring warps exchange, and how much earlier sums shrink.
   float warp_largest[4][N], warp_total[4][N], alpha[N];
@@ -60,9 +59,10 @@ __device__ __forceinline__ float column_largest(float x) {
 }
 
 // A thread has the heads j * 8 + lane % 4 * 2 + i of all products: those with the index j * 2 + i.
+template <int N>
 struct Attention {
   static constexpr int OWN = N / 4;
-  Shared& shared;
+  Shared<N>& shared;
   const Arguments& given;
   int rank, cluster;
 
@@ -224,10 +224,13 @@ struct Attention {
 #pragma unroll
     for (int tile = 0; tile < MADE; tile++) {
       int at = threadIdx.x / 128 * MADE + tile;
-      const float(&sum)[N / 2] = out[tile].sum;
-      float4 packed = {__uint_as_float(pack_bf16(sum[0], sum[1])), __uint_as_float(pack_bf16(sum[2], sum[3])),
-                       __uint_as_float(pack_bf16(sum[4], sum[5])), __uint_as_float(pack_bf16(sum[6], sum[7]))};
-      send(&shared.values[rank][at % OWNED][threadIdx.x % 128], packed, &shared.received, at / OWNED);
+#pragma unroll
+      for (int part = 0; part < N / 16; part++) {
+        const float* sum = out[tile].sum + part * 8;
+        float4 packed = {__uint_as_float(pack_bf16(sum[0], sum[1])), __uint_as_float(pack_bf16(sum[2], sum[3])),
+                         __uint_as_float(pack_bf16(sum[4], sum[5])), __uint_as_float(pack_bf16(sum[6], sum[7]))};
+        send(&shared.values[rank][at % OWNED][part][threadIdx.x % 128], packed, &shared.received, at / OWNED);
+      }
     }
   }
 
@@ -238,19 +241,22 @@ struct Attention {
     // No block is needed any more.
     u8* rows = shared.latents[0][0];
     wait(&shared.received, 0);
-    float weights[CTAS][OWN], sums[VALUES] = {};
 #pragma unroll
-    for (int own = 0; own < OWN; own++) weigh(head_of(own), own, weights);
+    for (int part = 0; part < N / 16; part++) {
+      float weights[CTAS][4], sums[8] = {};
 #pragma unroll
-    for (int from = 0; from < CTAS; from++) {
-      Values found = Values::of(load_shared(&shared.values[from][tile][threadIdx.x % 128]));
+      for (int own = 0; own < 4; own++) weigh(head_of(part * 4 + own), own, weights);
 #pragma unroll
-      for (int i = 0; i < VALUES; i++) sums[i] = fmaf(found.value[i], weights[from][i / 4 * 2 + i % 2], sums[i]);
+      for (int from = 0; from < CTAS; from++) {
+        Values found = Values::of(load_shared(&shared.values[from][tile][part][threadIdx.x % 128]));
+#pragma unroll
+        for (int i = 0; i < 8; i++) sums[i] = fmaf(found.value[i], weights[from][i / 4 * 2 + i % 2], sums[i]);
+      }
+#pragma unroll
+      for (int j = 0; j < 2; j++)
+        store_transposed(shared_address(rows) + (part * 16 + j * 8 + lane % 8) * ROW_BYTES + output * 2,
+                         pack_bf16(sums[j * 4], sums[j * 4 + 1]), pack_bf16(sums[j * 4 + 2], sums[j * 4 + 3]));
     }
-#pragma unroll
-    for (int j = 0; j < N / 8; j++)
-      store_transposed(shared_address(rows) + (j * 8 + lane % 8) * ROW_BYTES + output * 2,
-                       pack_bf16(sums[j * 4], sums[j * 4 + 1]), pack_bf16(sums[j * 4 + 2], sums[j * 4 + 3]));
     __syncthreads();
     int heads = given.work.heads;
     uint4* values = reinterpret_cast<uint4*>(given.work.values) + ((long long)cluster * heads * CTAS + rank) * OWNED_PIECES;
@@ -262,7 +268,7 @@ struct Attention {
   }
 
   // By what each CTA's values of a head are multiplied: zero of all if none has seen a token.
-  __device__ __forceinline__ void weigh(int head, int own, float (&weights)[CTAS][OWN]) const {
+  __device__ __forceinline__ void weigh(int head, int own, float (&weights)[CTAS][4]) const {
     float largest = LOWEST, total = 0.0f;
 #pragma unroll
     for (int from = 0; from < CTAS; from++) largest = fmaxf(largest, shared.largest[from][head]);
@@ -285,14 +291,14 @@ struct Attention {
   }
 };
 
-extern "C" __device__ int attend_few_heads_shared_bytes = sizeof(Shared);
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_few_heads(const __grid_constant__ Arguments given) {
+template <int N>
+__device__ __forceinline__ void attend(const Arguments& given) {
   extern __shared__ __align__(1024) u8 memory[];
-  Attention own{*reinterpret_cast<Shared*>(memory), given, (int)cluster_rank(), (int)blockIdx.x / CTAS};
+  Attention<N> own{*reinterpret_cast<Shared<N>*>(memory), given, (int)cluster_rank(), (int)blockIdx.x / CTAS};
   Product<N> out[MADE] = {};
-  float reference[Attention::OWN], total[Attention::OWN] = {};
+  float reference[N / 4], total[N / 4] = {};
 #pragma unroll
-  for (float& each : reference) each = LOWEST;
+  for (int i = 0; i < N / 4; i++) reference[i] = LOWEST;
   int length = given.work.lengths[0], blocks = (length + BLOCK - 1) / BLOCK, block = blockIdx.x;
   start_next();
   if (threadIdx.x == 0) own.init();
@@ -321,3 +327,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_few_heads(const 
   own.send_values(out);
   own.store();
 }
+
+// For up to N heads.
+#define ATTEND(N)                                                                                                  \
+  extern "C" __device__ int attend_##N##_heads_shared_bytes = sizeof(Shared<N>);                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) attend_##N##_heads(const __grid_constant__ Arguments given) { \
+    attend<N>(given);                                                                                              \
+  }
+ATTEND(16)
+ATTEND(32)
