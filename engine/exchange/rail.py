@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from engine.exchange.group_watch import GroupWatch
 from engine.exchange.interface import Begun
+from engine.exchange.reach import check_reach, gloo_address
 from engine.parallel.meeting import LIMIT_SECONDS, LOOK_SECONDS
 from mesh.errors import RankLost
 
@@ -45,11 +46,13 @@ class Rail:
         """Called by all at once. store: where they find each other; own: this rank's number among them; broken: whether
         the worker's ranks cannot go on together, asked while this rank waits.
 
-        The network device is GLOO_SOCKET_IFNAME's and NCCL_SOCKET_IFNAME's. Raises RankLost.
+        The network device is GLOO_SOCKET_IFNAME's and NCCL_SOCKET_IFNAME's. Raises RankLost, or EngineFailed if it is
+        this rank's host that the others do not reach.
         """
         self.own, self.ranks = own, ranks
         self._limit = timedelta(seconds=limit_seconds)
         self._broken = broken
+        check_reach(_part("reach", store), own, ranks, gloo_address())
         try:
             # Sizes and other values that only the host needs lie on the CPU in any case.
             self._of_host = distributed.ProcessGroupGloo(_part("gloo", store), own, ranks, self._limit)

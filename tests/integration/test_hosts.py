@@ -22,7 +22,7 @@ from tests.support.process_mesh import SLOW_STORE, VOCABULARY, ProcessMesh, orac
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.check("hosts")
-SECOND = f"{WORKER}-1"
+SECOND, THIRD = f"{WORKER}-1", f"{WORKER}-2"
 RANKS = "decode.engine.parallel.dp=4"
 SETTINGS = (
     *oracle_settings(**{"oracle.step_ms": 5, "total_blocks": 512}),
@@ -134,6 +134,22 @@ async def test_a_model_goes_on_after_its_hosts_were_cut_apart(tmp_path: Path) ->
             seconds = await struck.serves_again(mesh)
             struck.assert_kept()
     sys.stdout.write(f"\ncut apart: the worker serves again after {seconds:.1f} s\n")
+
+
+@pytest.mark.skipif(why_no_network() is not None, reason=f"{why_no_network()}")
+async def test_a_model_goes_on_without_a_host_that_another_misses(tmp_path: Path) -> None:
+    three = ("dp=3", "least_hosts=2", "missing_host_seconds=10")
+    settings = (*OF_MODEL, *(f"decode.engine.parallel.{each}" for each in three))
+    with network(("scheduler", "gateway", WORKER, SECOND, THIRD)) as net:
+        async with model_mesh(tiny_checkpoint(tmp_path), partial(on_hosts, hosts=3, net=net), settings) as mesh:
+            struck = await Struck.of(mesh, 3)
+            net.cut(SECOND, THIRD)
+            net.cut(THIRD, SECOND)
+            struck.hosts[1].service.kill()
+            seconds = await struck.serves_again(mesh)
+            [worker] = await mesh.workers()
+            assert len(worker.ranks) == 2 and any("does not reach the one at" in line for line in mesh.lines)
+    sys.stdout.write(f"\n3 hosts, two of them cut apart: the others serve again after {seconds:.1f} s\n")
 
 
 @pytest.mark.skipif(why_no_network() is not None, reason=f"{why_no_network()}")

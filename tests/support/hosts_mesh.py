@@ -26,20 +26,18 @@ ADDRESSES = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
 
 @dataclass(frozen=True)
 class HostSpec(SeparatedSpec):
-    """A worker's service on one of its hosts; `first`: the first host's address; `gpus`: how many this machine has, of
-    which each host takes one, in turn.
-    """
+    """A worker's service on one of its hosts; `first`: the first host's address; `gpus`: names of its GPUs."""
 
     number: int = 0
     hosts: int = 2
     first: str = ADDRESSES[0]
-    gpus: int = 0
+    gpus: tuple[str, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
         launcher = {"RANK": str(self.number), "WORLD_SIZE": str(self.hosts), "MASTER_ADDR": self.first}
         # NCCL takes neither peer memory nor shared memory between hosts of unlike names.
-        own = {"CUDA_VISIBLE_DEVICES": str(self.number % self.gpus), "NCCL_HOSTID": self.name} if self.gpus else {}
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus), "NCCL_HOSTID": self.name} if self.gpus else {}
         return {**super().environment, **launcher, **own}
 
 
@@ -48,10 +46,13 @@ def on_hosts(
     hosts: int = 2,
     workers: Collection[str] = (WORKER,),
     net: Network | None = None,
-    gpus: int = 0,
+    gpus: Sequence[str] = (),
+    each: int = 1,
 ) -> list[ServiceSpec]:
     """The plan with a service of each of these workers on each host. All other services stay unchanged. With a network
     every process is at the site of its name.
+
+    gpus: which ones hosts take in turn, as CUDA_VISIBLE_DEVICES names them; each: how many a host takes.
     """
     deployed: list[ServiceSpec] = []
     for spec in specs if net is None else separated(net, specs):
@@ -71,9 +72,9 @@ def on_hosts(
                 "number": number,
                 "hosts": hosts,
                 "first": addresses[0],
-                "gpus": gpus,
+                "gpus": tuple(gpus[(number * each + gpu) % len(gpus)] for gpu in range(each if gpus else 0)),
             }
-            deployed.append(HostSpec(**{each.name: getattr(spec, each.name) for each in fields(ServiceSpec)} | ours))
+            deployed.append(HostSpec(**{key.name: getattr(spec, key.name) for key in fields(ServiceSpec)} | ours))
     return deployed
 
 
