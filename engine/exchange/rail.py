@@ -73,11 +73,14 @@ class Rail:
 
     def begin_gather(self, part: torch.Tensor) -> Begun[torch.Tensor]:
         """The parts of all: [...] becomes [ranks, ...], bit by bit."""
-        given = part.contiguous()
-        gathered = given.new_empty(self.ranks, *given.shape)
-        if not gathered.numel():
-            return Begun(lambda: gathered)
-        return self._begin("_allgather_base", gathered, _bytes(given))
+        gathered = part.new_empty(self.ranks, *part.shape)
+        begun = self.begin_gathers([gathered], [part])
+
+        def collect() -> torch.Tensor:
+            begun.finish()
+            return gathered
+
+        return Begun(collect)
 
     def begin_gathers(self, gathered: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Begun[None]:
         """`begin_gather` of several tensors, with NCCL as one call. gathered: [ranks, ...] of each, contiguous."""
