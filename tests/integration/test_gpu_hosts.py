@@ -38,7 +38,6 @@ async def test_hosts_with_gpus_go_on_without_one(tmp_path: Path) -> None:
     sys.stdout.write(f"\nhost 1 of 3 stopped: the others serve again after {seconds:.1f} s\n")
 
 
-@pytest.mark.multi_gpu(4)
 async def test_ranks_on_two_gpus_outlive_another_host(tmp_path: Path) -> None:
     deployed = partial(on_hosts, gpus=find_gpus(), each=2)
     async with model_mesh(tiny_checkpoint(tmp_path), deployed, settings_of(4)) as mesh:
