@@ -56,7 +56,8 @@ config decode --resolved --model DIR --gpus 4` shows them without starting anyth
   compute each token together).
 - **Number formats** other than the published ones are chosen where [a GPU's answers](quality-gpu.md) differ by no
   more than chance, and where that ran: FP8 attention of prompts, for FP8 models on one GPU. FP8 KV lost 11 problems
-  of 600 and won 3. `--exact` keeps the published formats in any case.
+  of 600 and won 3 with earlier weights of tiny-r1, and 3 and 4 with those that are shipped. `--exact` keeps the
+  published formats in any case.
 - **GPUs**: without `--gpus` a worker takes as few as hold the model and {requests} requests of {tokens:,} tokens
   each. A model or a setting that the cards have no room for is refused before anything starts, with what fits.
 - **Host memory**: stores of one machine share a quarter of what is available when the first worker attaches

@@ -11,13 +11,14 @@ class Shown:
 
     device: where it was computed. base: the column that differs from it by this format alone. within_chance: whether
     neither a task, nor all of them together, nor perplexity differs from the published weights in bfloat16 by more than
-    chance, other than those in which the base does too.
+    chance, other than those in which the base does too. doubt: what an evaluation of other weights found beyond chance.
     """
 
     column: str
     device: str
     base: str
     within_chance: bool
+    doubt: str | None = None
 
     @property
     def page(self) -> str:
@@ -26,18 +27,21 @@ class Shown:
     @property
     def allows(self) -> bool:
         """Whether the format may be chosen on a GPU: its kernels themselves were shown to answer as well."""
-        return self.device == "cuda" and self.within_chance
+        return self.device == "cuda" and self.within_chance and self.doubt is None
 
     def __str__(self) -> str:
         where = "GPUs" if self.device == "cuda" else "a CPU"
-        return f"{self.page} has it, of {where}, {'within' if self.within_chance else 'beyond'} chance"
+        doubt = f", but {self.doubt}" if self.doubt else ""
+        return f"{self.page} has it, of {where}, {'within' if self.within_chance else 'beyond'} chance{doubt}"
 
 
 # By setting and value. A format without a column is never chosen. tests/engine/settings/test_quality.py compares them
 # with the pages.
 SHOWN: Mapping[tuple[str, str], Shown] = MappingProxyType(
     {
-        ("kv_dtype", "float8_e4m3fn"): Shown("FP8, FP8 KV", "cuda", "FP8", within_chance=False),
+        ("kv_dtype", "float8_e4m3fn"): Shown(
+            "FP8, FP8 KV", "cuda", "FP8", within_chance=True, doubt="it lost with earlier weights"
+        ),
         ("prompt_attention_dtype", "float8_e4m3fn"): Shown("FP8, FP8 prompts", "cuda", "FP8", within_chance=True),
         ("weights", "fp8"): Shown("FP8", "cuda", "bf16", within_chance=False),
         ("weights", "w4a8"): Shown("W4A8 rounded", "cuda", "bf16", within_chance=False),

@@ -29,7 +29,8 @@ def test_a_format_is_shown_as_the_page_says(shown: Shown) -> None:
     assert (_marked(page, shown.column) <= _marked(page, shown.base)) == shown.within_chance
 
 
-def test_a_format_shown_on_a_cpu_is_not_chosen() -> None:
+def test_formats_shown_on_a_cpu_or_doubted_are_not_chosen() -> None:
     assert not Shown("x", "cpu", "y", within_chance=True).allows
     assert Shown("x", "cuda", "y", within_chance=True).allows
     assert not Shown("x", "cuda", "y", within_chance=False).allows
+    assert not Shown("x", "cuda", "y", within_chance=True, doubt="other weights lost").allows
