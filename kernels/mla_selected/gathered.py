@@ -6,12 +6,16 @@ from pathlib import Path
 import torch
 
 from kernels.kv_copy import BLOCK_TOKENS
-from kernels.mla_decode import Attended, DecodePlan
+from kernels.mla_decode import Attended, DecodePlan, bf16, fp8
 from kernels.mla_decode.parts import divide_work
-from kernels.mla_selected import bf16, fp8
+from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 
-Selection = structure(Path(__file__).parent / "cuda" / "gather.cuh", "Selection")
+CUDA = Path(__file__).parent / "cuda"
+# With the roles of `mla_decode.bf16`, and of `mla_decode.fp8`.
+BF16, FP8 = CUDA / "bf16_selected.cu", CUDA / "fp8_selected.cu"
+ARGUMENTS = {source: structure(source, "SelectedArguments") for source in (BF16, FP8)}
+Selection = structure(CUDA / "gather.cuh", "Selection")
 
 
 def takes(query: torch.Tensor, pool: torch.Tensor, value_width: int) -> bool:
@@ -33,11 +37,12 @@ def mla_selected(
     if not queries:
         return out
     divided = divide_work(_each_query_alone(plan, tokens.shape[1]), heads, out, BLOCK_TOKENS)
-    selection = _selection(tokens, plan)
     if pool.dtype == torch.bfloat16:
-        bf16.attend(query, pool, divided, selection, scale)
+        source, threads, attention = BF16, bf16.THREADS, bf16.arguments(query, pool, divided, scale)
     else:
-        fp8.attend(query, pool, divided, selection, scale, kv_scale)
+        source, threads, attention = FP8, fp8.THREADS, fp8.arguments(query, pool, divided, scale, kv_scale)
+    arguments = ARGUMENTS[source](attention=attention, selection=_selection(tokens, plan))
+    divided.attend(load_kernel(source, "selected", query.device.index or 0), threads, arguments)
     return Attended(out, divided.pieces).joined()
 
 

@@ -45,9 +45,8 @@ def test_threads_that_wait_forever_end_the_launch(on_cpu: CudaOnCpu) -> None:
 
 
 def test_a_wrong_place_is_noticed(on_cpu: CudaOnCpu) -> None:
-    attend = on_cpu.module("mla_selected.gathered").mla_selected
-    source = on_cpu.module("mla_selected.fp8").SOURCE
-    on_cpu.make_mistake(source, "row * 128 + (column ^ (row & 7)) * 16;", "row * 128 + column * 16;")
+    gathered = on_cpu.module("mla_selected.gathered")
+    on_cpu.make_mistake(gathered.FP8, "row * 128 + (column ^ (row & 7)) * 16;", "row * 128 + column * 16;")
     case = SelectedContexts([200], 1, 128, 64, (512, 576), E4M3, CPU)
-    found = attend(case.query, case.pool, case.plan, case.tokens, 512, SCALE, case.kv_scale)
+    found = gathered.mla_selected(case.query, case.pool, case.plan, case.tokens, 512, SCALE, case.kv_scale)
     assert not case.error(found) < 0.5
