@@ -1,6 +1,5 @@
 """What each rank of a node measures: the serving engine with a share of DeepSeek-R1 and random weights."""
 
-import socket
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from bench.node.rows import Case, Row, append_rows
 from bench.node.wire import guess_wire_bytes, wire_bytes
 from bench.rank.acceptance import NONE_RIGHT, NextN, Shares
 from bench.rank.ceilings import SUSTAINED_SECONDS, measure_ceilings
+from bench.rank.following import follow
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.measure import GROUPS
 from bench.rank.model import MeasuredModel, make_rank
@@ -33,14 +33,7 @@ from engine.model.moe import MixtureOfExperts
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Group, Layout
 from engine.parallel.peers import Peers
-from engine.protocol.frames import FrameEncoder
-from engine.protocol.messages import Stop
-from engine.protocol.pulse import Pulse
-from engine.rank.heartbeat import Heartbeat
-from engine.rank.link import RankLink
-from engine.rank.loop import FollowerLoop
 from engine.runner.backend import ModelBackend
-from engine.step.agreement import Agreement
 from kernels.act_quant import quantize
 from kernels.moe_permute import combine
 
@@ -51,8 +44,6 @@ PREFILL_STEPS = 4
 NODE_GROUPS = {"exchange": r"^(gather|words|slots|sum_norm|all_sum_norm|norm_gather)_"} | GROUPS
 # How many sums over the ranks follow one another when they are timed.
 TIMED_SUMS = 40
-# Longest step that the heartbeat allows; here it is not read.
-STEP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +125,7 @@ class NodeBench:
             if self._backend.state.pinned is not None:
                 self._backend.state.pinned.set(shares)
             if not self._exchange.place.leads:
-                _follow(self._backend, self._clock.agreement, self._peers)
+                follow(self._backend, self._clock.agreement, self._peers)
                 continue
             rows += self._lead(list(together), ceilings, alone)
         return rows
@@ -256,13 +247,3 @@ def _prompt_rate(options: Options, load: RankLoad) -> float:
     # The first run compiles the kernels of full steps.
     load.prefill_seconds(prompts, CONTEXT)
     return prompts * CONTEXT / load.prefill_seconds(prompts, CONTEXT)
-
-
-def _follow(backend: ModelBackend, agreement: Agreement, peers: Peers) -> None:
-    """Take steps with the other ranks until the first rank has stopped."""
-    ours, theirs = socket.socketpair()
-    pulse, _ = Pulse.create()
-    with ours, theirs:
-        ours.sendall(FrameEncoder().encode(Stop()))
-        link = RankLink(theirs, peers.wakeup)
-        FollowerLoop(link, backend, agreement, Heartbeat(pulse, None, STEP_SECONDS)).run()

@@ -1,7 +1,7 @@
 """Where the KV of one rank of a published model may lie, and what it costs to move it.
 
     python -m bench.tiers [--shape r1-ep8-rank] [--layers N] [--kv bf16 fp8] [--prefixes 2048 8192 32768]
-    [--directory ON_THE_DISK] [--no-steps] [--no-first-tokens]
+    [--directory ON_THE_DISK] [--no-steps] [--no-first-tokens] [--tp N] [--dp N]
 
 The real engine runs over random weights and random KV, in this process; stores are processes of their own. Without a
 GPU it runs over r1-kv, a model with R1's KV and little else: what moves is the same, what is computed is not.
@@ -12,7 +12,8 @@ store, mapped or brought by UCX, and on a store's disk. Blocks from stores are c
 prefix in the pool; a bare copy is one of as many bytes from page-locked memory in the same round. Medians.
 
 Steps: requests decode while KV lands in the pool and evicts other blocks, and while requests come whose prefixes are
-known, with an engine that keeps evicted blocks in host memory and one that does not. Both do the same otherwise.
+known, with an engine that keeps evicted blocks in host memory and one that does not. Both do the same otherwise. With
+--tp and --dp several ranks divide the model, one a GPU, and the times are those of the first.
 """
 
 import argparse
@@ -27,36 +28,17 @@ from rich.console import Console
 
 from bench.rank.load import fill_pool
 from bench.rank.model import MeasuredModel, make_rank
+from bench.tiers.configuration import config_of
 from bench.tiers.decode_steps import DecodeLoad, measure_steps, steps_table
-from bench.tiers.first_tokens import ENDING_TOKENS, PrefixBench, first_tokens_table
+from bench.tiers.first_tokens import PrefixBench, first_tokens_table
 from bench.tiers.rank import TierBackend
+from bench.tiers.several_ranks import steps_of_ranks
 from capacity.shapes import EXPERTS, SHAPES
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import Hardware, resolve
 from engine.model.model import Model
+from engine.parallel.layout import Layout
 from mesh.blocks import BLOCK_TOKENS
 from transfer.tuning import tune_for_gpu_transfers
-
-STEP_TOKENS = 16384
-
-
-def config_of(measured: MeasuredModel, directory: Path, longest: int, load: DecodeLoad) -> EngineConfig:
-    """longest: tokens of the longest prefix."""
-    blocks = longest // BLOCK_TOKENS + 2
-    return EngineConfig(
-        **measured.settings(directory),
-        # The same on a CPU as on a GPU.
-        dtype="bfloat16",
-        max_requests=load.requests + 4,
-        graph_rows=(1, load.requests),
-        max_step_tokens=STEP_TOKENS,
-        # Small steps with prompts are the only ones that repeat: prompts' endings, and requests that decode.
-        prompt_graph_tokens=64,
-        context_tokens=max(longest + ENDING_TOKENS, load.context_tokens) + BLOCK_TOKENS,
-        total_blocks=max(blocks, load.pool_blocks),
-        host_blocks=max(blocks, load.host_blocks),
-        # The bench runs each kind of step once before it measures.
-        warm_up="off",
-    )
 
 
 def main() -> int:
@@ -73,6 +55,8 @@ def main() -> int:
     parser.add_argument("--landing-gb", type=float, default=10.0, help="GB/s of KV that lands meanwhile")
     parser.add_argument("--no-steps", action="store_true", help="leave out the steps")
     parser.add_argument("--no-first-tokens", action="store_true", help="leave out the first tokens")
+    parser.add_argument("--tp", type=int, default=1, help="ranks that compute a request together, for the steps")
+    parser.add_argument("--dp", type=int, default=1, help="groups of them; each has the requests")
     parser.add_argument("--directory", default=tempfile.gettempdir(), help="on the disk that is measured")
     given = parser.parse_args()
     if any(prefix % BLOCK_TOKENS for prefix in given.prefixes):
@@ -81,6 +65,11 @@ def main() -> int:
         tune_for_gpu_transfers()
     elif given.shape != "r1-kv":
         parser.error("such a model is measured on a CUDA device, and there is none here: give --shape r1-kv")
+    layout = Layout(given.tp, given.dp, given.tp * given.dp)
+    if layout.world > 1 and not given.no_first_tokens:
+        parser.error("first tokens are those of one rank: give --no-first-tokens with --tp or --dp")
+    if layout.world > max(torch.cuda.device_count(), 1):
+        parser.error(f"there are {torch.cuda.device_count()} CUDA devices here")
     console = Console(width=160)
     layers = given.layers or SHAPES[given.shape]["num_hidden_layers"]
     load = DecodeLoad(given.requests, given.context, given.steps, given.landing_gb)
@@ -89,6 +78,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=given.directory) as scratch:
         for kv in given.kv:
             measured = MeasuredModel(given.shape, layers, given.experts, kv)
+            if layout.world > 1:
+                title = f"{measured.title}, {kv} KV, tp {layout.tp} dp {layout.dp}"
+                console.print(steps_table(steps_of_ranks(measured, load, layout), load, title))
+                continue
             config = config_of(measured, Path(scratch), max(given.prefixes), load)
             model = model or make_rank(resolve(config, Hardware(torch.cuda.device_count(), 0)))
             backend = TierBackend(config, model)

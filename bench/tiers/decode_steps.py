@@ -71,7 +71,8 @@ class DecodeLoad:
 
 def measure_steps(backend: TierBackend, asked: DecodeLoad) -> list[Steps]:
     """Steps while requests come whose prefixes are known, and while KV lands in the pool: of an engine that keeps no
-    evicted blocks, and of one that does. Only the latter has to read prefixes, and to write back what is evicted.
+    evicted blocks, and of one that does. Only the latter has to read prefixes, and to write back what is evicted. To be
+    called by each rank that leads a TP group.
     """
     return [row for host in (False, True) for row in _Run(backend, asked, host).measure()]
 
@@ -106,7 +107,11 @@ class _Run:
         # The tier copies no more in a step before it must.
         blocks = min(round(asked.gb_per_second * 1e9 * mean(quiet) / self._backend.block_bytes), AHEAD_BLOCKS)
         load.decode_seconds(WARM_STEPS, lambda step: load.land(blocks))
-        return [found, self._timed("KV lands", quiet, lambda step: load.land(blocks), blocks * asked.steps)]
+        lands = self._timed("KV lands", quiet, lambda step: load.land(blocks), blocks * asked.steps)
+        self._engine.stop()
+        while not self._engine.stopped:
+            self._engine.step()
+        return [found, lands]
 
     def _asks(self, prefixes: list[list[int]]) -> Callable[[int], None]:
         def before(step: int) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
+from engine.exchange.peer import PeerExchange
 from engine.model.model import Model
 from engine.moves.host_slots import HostSlots
 from engine.protocol.messages import Submit
@@ -24,19 +25,26 @@ _LOOK_SECONDS = 0.01
 
 
 class TierBackend(ModelBackend):
-    """A backend for several engines, one after another: they share its host memory, which takes long to page-lock."""
+    """A backend for several engines, one after another: they share its host memory, which takes long to page-lock.
 
-    def __init__(self, config: EngineConfig, model: Model) -> None:
-        """Waits until the host memory is page-locked. Raises EngineFailed if there is none for the blocks that `config`
-        asks for.
+    Attributes:
+        peers: the worker's ranks, if there are several.
+    """
+
+    def __init__(self, config: EngineConfig, model: Model, exchange: PeerExchange | None = None) -> None:
+        """exchange: with the worker's other ranks. Waits until the host memory is page-locked. Raises EngineFailed if
+        there is none for the blocks that `config` asks for.
         """
-        super().__init__(resolve(config, Hardware(torch.cuda.device_count(), 1 << 40)), model)
+        super().__init__(resolve(config, Hardware(torch.cuda.device_count(), 1 << 40)), model, exchange)
         self.config = config
+        self.peers = None if exchange is None else exchange.peers
+        self._lends = False
+        if exchange is not None and not exchange.place.leads:
+            return
         self._kept = super().host_slots()
         if self._kept is None:
             raise EngineFailed("host memory has no room for the blocks: lower the longest prefix")
         _await_blocks(self._kept, config.host_blocks)
-        self._lends = False
 
     def host_slots(self) -> HostSlots | None:
         return self._kept if self._lends else None
@@ -44,7 +52,8 @@ class TierBackend(ModelBackend):
     def engine(self, *, host: bool = False, agent: TransferAgent | None = None) -> Engine:
         """An engine that knows no prefix. host: whether it keeps evicted blocks in host memory."""
         self._lends = host
-        return Engine(self.config, self, time.monotonic, agent)
+        agreement = None if self.peers is None else self.peers.steps
+        return Engine(self.config, self, time.monotonic, agent, agreement)
 
 
 def _await_blocks(slots: HostSlots, count: int | str) -> None:
