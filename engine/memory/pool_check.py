@@ -11,8 +11,10 @@ from mesh.errors import ConfigError, EngineFailed
 
 _log = logging.getLogger("deepmesh.engine")
 
-# Each attempt has this share of the blocks of the one before.
+# Each attempt has at most this share of the blocks of the one before, if it is not known how much memory lacks.
 SMALLER = 0.9
+# What is given up besides the memory that lacks, as a share of what steps take: each attempt captures all graphs again.
+SPARE = 0.05
 # After the last one less than half of the planned blocks are left: then something else is wrong.
 ATTEMPTS = 8
 
@@ -23,35 +25,38 @@ class Serving:
 
     # Makes the pool, steps over it and their graphs.
     make: Callable[[PoolPlan], None]
-    # Whether the memory that steps need can be had. Exchanges nothing with other ranks.
-    rehearse: Callable[[], bool]
+    # How many bytes of the memory that steps need cannot be had. Exchanges nothing with other ranks.
+    rehearse: Callable[[], int]
     # Runs the largest step of each kind.
     run_largest_steps: Callable[[], None]
     # Gives up what was made.
     free: Callable[[], None]
 
 
-def settle_pool(pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *, given: bool, alone: bool) -> PoolPlan:
+def settle_pool(
+    pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *, given: bool, alone: bool, tells: bool = True
+) -> PoolPlan:
     """Make what serves, with fewer blocks if the largest steps do not run next to the pool. Returns the pool.
 
     agree: the least of all ranks' numbers. given: whether the configuration says how many blocks there are. alone:
     whether the worker has one rank; of several, one that lacks memory in the middle of a step leaves the others waiting
-    for it, and cannot try again.
+    for it, and cannot try again. tells: whether this rank warns of a smaller pool; all have the same.
 
     Raises ConfigError if the steps do not fit however small the pool is, or if its size was given; EngineFailed if one
     of several ranks lacked memory in a step.
     """
     planned = pool.total_blocks
     for _ in range(ATTEMPTS):
-        if _fits(pool, serving, agree, alone=alone):
-            if pool.total_blocks < planned:
+        fewer = _blocks_too_many(pool, serving, agree, alone=alone)
+        if not fewer:
+            if tells and pool.total_blocks < planned:
                 _log.warning(
                     "the KV pool has fewer blocks than planned: the largest steps did not fit next to it",
                     extra={"fields": {"planned": planned, "blocks": pool.total_blocks}},
                 )
             return pool
         serving.free()
-        smaller = int(pool.total_blocks * SMALLER)
+        smaller = pool.total_blocks - fewer
         if given:
             raise ConfigError(
                 f"engine.total_blocks={planned} leaves the largest steps no memory: lower it to {smaller}, or leave it"
@@ -66,16 +71,19 @@ def settle_pool(pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *
     )
 
 
-def allocates(size_bytes: int, device: torch.device) -> bool:
-    """Whether this much memory can be had at once. A CPU grants memory when it is written, and is not asked."""
+def lacking_bytes(size_bytes: int, device: torch.device) -> int:
+    """How much is lacking for this much memory to be had at once; 0 if it can be had. A CPU grants memory when it is
+    written, and is not asked.
+    """
     if device.type == "cpu":
-        return True
+        return 0
     torch.cuda.empty_cache()
     try:
         torch.empty(size_bytes, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError:
-        return False
-    return True
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(size_bytes - free, 0) + int(size_bytes * SPARE)
+    return 0
 
 
 def _lacks_memory(error: RuntimeError) -> bool:
@@ -83,12 +91,14 @@ def _lacks_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
-def _fits(pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *, alone: bool) -> bool:
+def _blocks_too_many(pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *, alone: bool) -> int:
+    """0 if the largest steps run next to the pool."""
+    unknown = pool.total_blocks - int(pool.total_blocks * SMALLER)
     try:
         serving.make(pool)
         # Agreed on before any rank runs a step, in which ranks wait for one another.
-        if not agree(int(serving.rehearse())):
-            return False
+        if lacking := -agree(-serving.rehearse()):
+            return min(-(-lacking // pool.block_bytes), unknown)
         serving.run_largest_steps()
     except RuntimeError as error:
         if not _lacks_memory(error):
@@ -98,5 +108,5 @@ def _fits(pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *, alon
                 f"no memory for the largest steps next to {pool.total_blocks} blocks of KV: set engine.total_blocks to"
                 f" {int(pool.total_blocks * SMALLER)}, or lower engine.max_step_tokens"
             ) from error
-        return False
-    return True
+        return unknown
+    return 0

@@ -18,7 +18,7 @@ from engine.drafts.drafting import Drafter
 from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
-from engine.memory.pool_check import Serving, allocates, settle_pool
+from engine.memory.pool_check import Serving, lacking_bytes, settle_pool
 from engine.memory.pool_plan import PoolPlan, device_state, longest_context, plan_pool
 from engine.memory.room import host_slots
 from engine.model.config import read_model_config
@@ -108,13 +108,13 @@ class ModelBackend:
         times.mark("memory")
         serving = Serving(
             make=partial(self._serve_from, resolved=resolved, exchange=exchange, times=times),
-            rehearse=partial(allocates, planned.workspace_bytes, self._model.device),
+            rehearse=partial(lacking_bytes, planned.workspace_bytes, self._model.device),
             run_largest_steps=partial(self._run_largest_steps, resolved),
             free=self._free,
         )
         group = self._model.expert_group
-        given = config.total_blocks is not None
-        self._pool = settle_pool(planned, serving, group.least, given=given, alone=not group.divides)
+        given, first = config.total_blocks is not None, self._exchange.place.rank == 0
+        self._pool = settle_pool(planned, serving, group.least, given=given, alone=not group.divides, tells=first)
         self.block_bytes = self._pool.block_bytes
         sizes = self._step_sizes(resolved, self.context_tokens)
         times.mark("largest-steps")

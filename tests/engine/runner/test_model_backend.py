@@ -203,12 +203,12 @@ def test_a_backend_serves_with_fewer_blocks_if_memory_lacks(
 ) -> None:
     checkpoint, prompt = tiny_checkpoint(tmp_path), random_prompt(20)
     expected = generate(model_backend(checkpoint), prompt, 3, [0])
-    answers = iter([False, True])
-    monkeypatch.setattr("engine.runner.backend.allocates", lambda *_: next(answers))
+    answers = iter([1, 0])
+    monkeypatch.setattr("engine.runner.backend.lacking_bytes", lambda *_: next(answers))
     with caplog.at_level(logging.WARNING, logger="deepmesh.engine"):
         backend = model_backend(checkpoint, total_blocks=None)
     planned, blocks = (vars(caplog.records[0])["fields"][key] for key in ("planned", "blocks"))
-    assert backend.total_blocks == blocks == int(planned * 0.9)
+    assert backend.total_blocks == blocks == planned - 1
     assert backend.state.kv_pool.shape[1] == blocks + 1
     assert generate(backend, prompt, 3, [0]) == expected
 

@@ -127,8 +127,8 @@ def test_the_largest_steps_touch_no_block_of_a_request(drafts: int, tmp_path: Pa
 
 @pytest.mark.gpu
 def test_a_gpu_makes_its_pool_and_graphs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([False, True])
-    monkeypatch.setattr("engine.runner.backend.allocates", lambda *_: next(answers))
+    answers = iter([1, 0])
+    monkeypatch.setattr("engine.runner.backend.lacking_bytes", lambda *_: next(answers))
     config = EngineConfig(model_dir=SHIPPED_MODEL, device="cuda", max_requests=8, drafts=DraftsConfig(next_n="auto"))
     before = torch.cuda.memory_allocated()
     backend = ModelBackend(resolve(config, Hardware(torch.cuda.device_count(), 1 << 30)))
