@@ -170,10 +170,9 @@ class EngineConfig(Config):
     mixed_step_ms: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """While requests decode, a step takes only as many tokens of prompts as let it end in about this many milliseconds,
     judged by earlier steps, but at least 16. "auto" is 2.2 times what steps without prompts take, and more while many
-    prompts wait, if all ranks compute prompts together (parallel.context_parallel_tokens) and prompt_share is null, or
-    if one rank captures steps of 4,096 tokens (prompt_graph_tokens): it takes half of these tokens at least, and for
-    prompts that wait no more than these. Else "auto" sets no bound, as null does: steps take all that fit into
-    max_step_tokens.
+    prompts wait, if one rank captures steps of 4,096 tokens (prompt_graph_tokens) and prompt_share is null: it takes
+    half of these tokens at least, and for prompts that wait no more than these. Else "auto" sets no bound, as null
+    does: steps take all that fit into max_step_tokens.
     """
     prompt_share: float | None = Field(default=None, gt=0, lt=1)
     """The largest share of the time that prompts may take from requests that decode: with 0.33 a token takes 1.5 times
@@ -244,9 +243,9 @@ class EngineConfig(Config):
     @property
     def bounded_step_ms(self) -> float | Literal["auto"] | None:
         """`mixed_step_ms`, with no bound for "auto" where it makes no even steps."""
-        # Ranks that divide no prompt would hold each other up more often; a TP group's even steps were never measured.
-        knows = self.parallel.divided_tokens is not None or self.parallel.world == 1
-        evens = knows and self.prompt_share is None
+        # A step with any prompt takes the hosts of several ranks so long that shorter chunks cost answers more time
+        # than they leave them even. A TP group's even steps were never measured.
+        evens = self.parallel.world == 1 and self.prompt_share is None
         return None if self.mixed_step_ms == "auto" and not evens else self.mixed_step_ms
 
     @property

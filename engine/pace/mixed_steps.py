@@ -16,13 +16,12 @@ EVEN = 2.2
 # "auto": one rank has even steps if steps of at least this many tokens are captured. Else smaller chunks take the host
 # about as long to launch as whole prompts, or a CPU, whose decode steps take the longer the more requests there are.
 FEWEST_CAPTURED = 4096
-# "auto": prompts are computed within about this many steps, however long these become: while more prompts come than
-# even steps compute, first tokens would otherwise come ever later. One rank has no longer steps for it than those that
-# are captured, since larger ones compute no more tokens a second, and shorter ones made its first tokens come sooner.
-MOST_STEPS, MOST_STEPS_ALONE = 8, 12
-# "auto": the tokens of a chunk take at least this many times as long as what any chunk adds, however short: on one
-# rank, and on each of several, where smaller chunks pay because each holds up all ranks (sim/notes.md).
-WORTHWHILE_ALONE, WORTHWHILE = 3.0, 1.0
+# "auto": prompts are computed within about this many steps: while more prompts come than even steps compute, first
+# tokens would otherwise come ever later. Steps are no longer for it than those that are captured, if any is, since
+# larger ones compute no more tokens a second, and shorter ones made first tokens come sooner.
+MOST_STEPS, MOST_CAPTURED_STEPS = 8, 12
+# "auto": the tokens of a chunk take at least this many times as long as what any chunk adds, however short.
+WORTHWHILE = 3.0
 # The bound before any step with prompts has been measured.
 FIRST_TOKENS = 4 * BLOCK_TOKENS
 # Every step that computes any prompt tokens may compute this many, however long that takes.
@@ -56,20 +55,18 @@ class ChunkCosts:
         fixed_ms: what any chunk adds, however short. Known only if `large_ms` is.
     """
 
-    def __init__(self, ranks: int = 1) -> None:
-        """ranks: how many compute a chunk together."""
+    def __init__(self) -> None:
         self.token_ms, self.fixed_ms = SmoothedRatio(), SmoothedRatio()
-        self._ranks = ranks
 
     def observe(self, taken_ms: float, tokens: int, large_ms: float | None) -> None:
-        """large_ms: milliseconds of a prompt token in a large step of one rank; None if unknown."""
+        """large_ms: milliseconds of a prompt token in a large step; None if unknown."""
         self.token_ms.observe(taken_ms, tokens, DECAY)
         if large_ms is not None:
-            self.fixed_ms.observe(taken_ms - large_ms * tokens / self._ranks, 1.0, DECAY)
+            self.fixed_ms.observe(taken_ms - large_ms * tokens, 1.0, DECAY)
 
-    def worthwhile(self, large_ms: float, times: float) -> int:
-        """The fewest tokens of a chunk that take `times` as long as what any chunk adds; 0 if that is unknown."""
-        return int(max(self.fixed_ms.value or 0.0, 0.0) * times * self._ranks / large_ms)
+    def worthwhile(self, large_ms: float) -> int:
+        """The fewest tokens of a chunk that take WORTHWHILE times as long as what any chunk adds; 0 if unknown."""
+        return int(max(self.fixed_ms.value or 0.0, 0.0) * WORTHWHILE / large_ms)
 
 
 class MixedSteps:
@@ -97,14 +94,13 @@ class MixedSteps:
         prompt_share: float | None = None,
         divided_tokens: int | None = None,
         speed: WorkerSpeed | None = None,
-        ranks: int = 1,
         captured_tokens: int = 0,
     ) -> None:
         """step_ms: how long a step with both may take: "auto" goes by what steps without prompts take; None if it has
         no bound. prompt_share: the largest share of the time that prompts may take from requests that decode, below 1;
         None if it has no bound. divided_tokens: the fewest tokens of a chunk that all ranks compute together; None if
-        there is none. speed: what was measured before the first step. ranks: how many compute such a chunk.
-        captured_tokens: see `engine.batch.Backend.captured_prompt_tokens`.
+        there is none. speed: what was measured before the first step. captured_tokens: see
+        `engine.batch.Backend.captured_prompt_tokens`.
         """
         self._step_ms = step_ms
         self._captured_tokens = captured_tokens
@@ -113,7 +109,7 @@ class MixedSteps:
         self._decode_ms = None if prompt_share is None else (1 - prompt_share) / prompt_share
         self._without_ms = SmoothedRatio()
         # Chunks that this rank computes alone, launched and captured, and those that all ranks compute together.
-        self._alone, self._captured, self._divided = ChunkCosts(), ChunkCosts(), ChunkCosts(ranks)
+        self._alone, self._captured, self._divided = ChunkCosts(), ChunkCosts(), ChunkCosts()
         # Milliseconds of a prompt token in a large step; None if unknown.
         self._large_ms: float | None = None
         # What each prompt token adds that is a row of a graph.
@@ -230,13 +226,13 @@ class MixedSteps:
             step_ms = EVEN * without_ms
             least = -(-queued_tokens // MOST_STEPS)
             if captured_left > 0:
-                least = min(-(-queued_tokens // MOST_STEPS_ALONE), captured_left)
+                least = min(-(-queued_tokens // MOST_CAPTURED_STEPS), captured_left)
         alone = self._most_alone(step_ms - without_ms, rows_left, captured_left)
         if self._divided_tokens is None:
             return MostTokens(max(alone, least), max(alone, least))
         divided_ms = self._divided.token_ms.value
         divided = int((step_ms - without_ms) / divided_ms) if divided_ms else 0
-        return MostTokens(max(divided, self._worthwhile(self._divided), self._divided_tokens, least), alone)
+        return MostTokens(max(divided, self._divided_tokens), alone)
 
     def _worthwhile(self, costs: ChunkCosts) -> int:
         """The fewest tokens of a chunk whose own time is long enough compared with what any chunk adds. Smaller ones
@@ -244,7 +240,7 @@ class MixedSteps:
         """
         if self._large_ms is None or self._step_ms != "auto":
             return 0
-        return costs.worthwhile(self._large_ms, WORTHWHILE_ALONE if self._divided_tokens is None else WORTHWHILE)
+        return costs.worthwhile(self._large_ms)
 
     def _ending_in(self, room_ms: float, costs: ChunkCosts) -> int:
         """The tokens of a chunk that takes this long."""

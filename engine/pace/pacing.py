@@ -11,7 +11,7 @@ from engine.pace.draft_depth import DraftDepth
 from engine.pace.mixed_steps import FEWEST_CAPTURED, MixedSteps
 from engine.pace.step_meter import NO_PROMPTS, StepMeter
 from engine.pace.tails import Tails
-from engine.pace.turns import Turns
+from engine.pace.turns import LONG_PROMPT, Turns
 from engine.parallel.layout import Layout
 from engine.plan.step_plan import PromptLimits, PromptsLeft
 from engine.protocol.messages import DraftCounts
@@ -28,7 +28,7 @@ class Pacing:
 
         Alignment   waiting prompts begin together with those of other ranks
         MixedSteps  prompts leave requests that decode their time
-        Turns       prompts that all ranks compute together go one after another
+        Turns       long prompts that all ranks compute together go one after another
         Tails       few tokens of a prompt are computed as rows that decode
         DraftDepth  the number of drafts that brings most tokens a second
 
@@ -44,11 +44,10 @@ class Pacing:
         # Several ranks' steps differ in their rows: how their costs jump where a step is not captured is not known.
         captured = backend.captured_prompt_tokens if ranks == 1 else 0
         step_ms = config.bounded_step_ms
-        if step_ms == "auto" and ranks == 1 and captured < FEWEST_CAPTURED:
+        if step_ms == "auto" and captured < FEWEST_CAPTURED:
             step_ms = None
-        # Without a bound on steps each rank's prompts go on at once.
-        self._turns = Turns(ranks, rank) if divided_tokens and step_ms else None
-        self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, ranks, captured)
+        self._turns = Turns(ranks, rank) if divided_tokens else None
+        self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, captured)
         self._tails = Tails(backend.captured_rows, backend.draft_layers)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
         self._divided_tokens = divided_tokens
@@ -61,9 +60,6 @@ class Pacing:
         """What prompts may take of the next step, before which this many requests decode here. queued_tokens: prompt
         tokens that are left to compute here.
         """
-        turns = self._turns
-        # Ranks that wait for their turn have about as many.
-        queued_tokens *= 1 if turns is None else max(turns.dividing, 1)
         rows_left = self._tails.rows_left(decoding)
         most = self._mixed_steps.most_prompt_tokens(rows_left, queued_tokens, decoding * self._row_tokens)
         return PromptLimits(
@@ -71,7 +67,7 @@ class Pacing:
             self._divided_tokens,
             most_tokens=most.all,
             most_alone=most.alone,
-            divides=turns is None or turns.open,
+            waiting_from=None if self._turns is None or self._turns.open else LONG_PROMPT,
             decodes=self._others_decode,
         )
 
@@ -98,9 +94,9 @@ class Pacing:
         # While some request decodes, prompts also wait until requests have had back the time that prompts took.
         held_back = (prompts.wait and not self._alignment.opens) or (decodes and self._mixed_steps.waits)
         shape = work.shape(stopping, self._tails, prompts.wait, self._mixed_steps.owes)
-        if self._turns is not None and self._divided_tokens is not None:
-            begun = prompts.longest_begun >= self._divided_tokens
-            own = begun or prompts.longest_next >= self._divided_tokens
+        if self._turns is not None:
+            begun = prompts.longest_begun >= LONG_PROMPT
+            own = begun or prompts.longest_next >= LONG_PROMPT
             held_back = held_back or (own and decodes and not self._turns.open)
             self._turns = self._turns.proposing(own, begun)
             if own:

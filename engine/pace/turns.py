@@ -10,6 +10,9 @@ from typing import Self
 
 from engine.batch import StepShape
 
+# Tokens of a prompt that waits for its turn. Two ranks compute two shorter ones at once in less time than all ranks one
+# after the other, since a step with prompts takes the hosts longer than the GPUs (four H200, DeepSeek-R1).
+LONG_PROMPT = 2048
 # The prompts of one rank go first in at most this many steps, so that a very long one leaves others their turn.
 MOST_STEPS = 16
 

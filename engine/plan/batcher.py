@@ -144,7 +144,7 @@ def _chunks(
     divided, alone = bounds.divided_tokens, budget if bounds.most_alone is None else bounds.most_alone
     for _, request, left, again in work:
         tokens = min(budget, left)
-        if divided is not None and request.progress.computed_at_most + left >= divided and not bounds.divides:
+        if bounds.waiting_from is not None and request.progress.computed_at_most + left >= bounds.waiting_from:
             tokens = 0
         elif divided is None or tokens < divided:
             tokens = min(tokens, alone)

@@ -228,10 +228,10 @@ def prompt_wait_steps(at: Situation) -> Choice:
 def mixed_step_ms(at: Situation) -> Choice:
     if at.engine.aim == "throughput":
         return Choice("mixed_step_ms", None, "16 prompts at once take two ranks of R1 4 whole steps, and 18 even ones")
-    why = "a step with prompts takes as long as it needs: ranks compute no prompt together"
-    if at.engine.parallel.divided_tokens is not None:
-        why = "99% of tokens within 2.5 times the median, 6.1 without (four H200, simulated)"
-    elif at.layout.world == 1 and at.engine.prompt_graph_tokens >= FEWEST_CAPTURED:
+    why = "a step with prompts takes as long as it needs: shorter ones are hardly quicker to launch"
+    if at.layout.world > 1:
+        why = "whole prompts: in even ones 64 streams of R1 had 15% fewer tokens/s (28 layers, two H200)"
+    elif at.engine.prompt_graph_tokens >= FEWEST_CAPTURED:
         why = "99% of tokens within 43 ms next to prompts of 4,000, for 90 without (Moonlight, an H200)"
     return Choice("mixed_step_ms", "auto", why)
 

@@ -20,7 +20,7 @@ from engine.pace.mixed_steps import (
     FIRST_TOKENS,
     MOST_STEPS,
     UNBOUNDED,
-    WORTHWHILE_ALONE,
+    WORTHWHILE,
     MixedSteps,
 )
 from engine.parallel.config import ParallelConfig
@@ -180,7 +180,7 @@ def test_even_steps_follow_what_steps_without_prompts_take(
         added_ms = fixed * without_ms
         tokens = converged(mixed, lambda tokens: (without_ms + added_ms + token_ms * tokens) / 1000)  # noqa: B023
         step_ms = without_ms + added_ms + token_ms * tokens
-        even_ms = max(EVEN * without_ms, without_ms + (1 + WORTHWHILE_ALONE) * added_ms)
+        even_ms = max(EVEN * without_ms, without_ms + (1 + WORTHWHILE) * added_ms)
         assert step_ms == pytest.approx(even_ms, rel=0.15) or tokens == FEWEST_TOKENS
 
 
@@ -229,19 +229,20 @@ def divided_or_alone(tokens: int) -> float:
 
 
 def test_chunks_that_ranks_divide_are_measured_apart() -> None:
-    mixed = MixedSteps("auto", divided_tokens=512, speed=WorkerSpeed(20.0, 8.0, PromptPace(10_000.0)))
+    mixed = MixedSteps(44.0, divided_tokens=512)
+    mixed.observe(0.02, 0)
     for _ in range(60):
         most = mixed.most_prompt_tokens(0)
         assert most.all is not None and most.alone is not None
         for tokens in (most.all, 0, most.alone):
             mixed.launched(tokens > 0, True)
             mixed.observe(divided_or_alone(tokens) if tokens else 0.02, tokens)
-    assert most.all == pytest.approx(((EVEN - 1) * 20 - 5) / 0.025, rel=0.05)
-    assert most.alone == pytest.approx(((EVEN - 1) * 20 - 5) / 0.1, rel=0.05)
+    assert most.all == pytest.approx((44 - 20 - 5) / 0.025, rel=0.05)
+    assert most.alone == pytest.approx((44 - 20 - 5) / 0.1, rel=0.05)
 
 
 def test_chunks_that_ranks_divide_are_never_smaller() -> None:
-    mixed = MixedSteps("auto", divided_tokens=512, speed=WorkerSpeed(1.0, 8.0, PromptPace(1000.0)))
+    mixed = MixedSteps(2.0, divided_tokens=512)
     mixed.launched(chunks=True, decodes=True)
     mixed.observe(1.0, 512)
     assert mixed.most_prompt_tokens(0).all == 512
@@ -368,8 +369,7 @@ def test_a_prompt_alone_takes_whole_steps() -> None:
     ("parallel", "even"),
     [
         pytest.param({}, True, id="one rank"),
-        pytest.param({"dp": 2}, True, id="ranks that divide prompts"),
-        pytest.param({"dp": 2, "context_parallel_tokens": None}, False, id="ranks that do not"),
+        pytest.param({"dp": 2}, False, id="several ranks"),
         pytest.param({"tp": 2}, False, id="a TP group"),
     ],
 )

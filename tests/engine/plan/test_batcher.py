@@ -217,7 +217,7 @@ def test_a_chunk_that_ranks_divide_may_be_larger() -> None:
 
 
 def test_long_prompts_wait_for_their_turn_short_ones_never() -> None:
-    limits = PromptLimits(divided_tokens=100, most_tokens=120, most_alone=30, divides=False)
+    limits = PromptLimits(divided_tokens=100, most_tokens=120, most_alone=30, waiting_from=200)
     decoding, long = [running(0, 11, 10, [0])], running(1, 500, 440, range(1, 9))
     assert chunks_of(plan(decoding, [long, running(2, 50, 40, [9])], prompt_limits=limits)) == [(2, 10)]
     assert chunks_of(plan([], [long], prompt_limits=limits)) == [(1, 60)]

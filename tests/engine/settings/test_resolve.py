@@ -102,7 +102,7 @@ def test_a_light_models_large_steps_are_captured(
     model = model_of(shape, given.pop("experts", "bf16"))
     found = resolved(engine_of(**given), model=model, drafts=drafts)
     assert found.engine.prompt_graph_tokens == tokens
-    assert ("99% of tokens" in reason(found, "mixed_step_ms")) == (tokens == 4096 or "parallel" in settings)
+    assert ("99% of tokens" in reason(found, "mixed_step_ms")) == (tokens == 4096)
 
 
 def test_one_answer_is_computed_by_all_ranks_together() -> None:
