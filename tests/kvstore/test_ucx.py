@@ -121,8 +121,9 @@ async def test_a_store_frees_blocks_that_nobody_confirms(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(Fetcher, "_tell", lose_receipts)
         found = await asyncio.to_thread(second.worker.fetch, "s", CHAIN[:4], range(16, 20))
-        # Nor does the worker count what the store has not confirmed.
+        # Nor does the worker count what the store has not confirmed, but how long it has waited.
         assert found.blocks == 0 and found.error is not None
+        assert second.worker.agent.counters().fetch_bytes_per_second is not None
         await second.until_quiet()
 
 

@@ -293,8 +293,11 @@ class Fetcher:
             self._send_receipt(fetch)
         pieces = blocks * self._parts.base_layers + min(fetch.drafted, blocks) * self._parts.draft_layers
         size_bytes = pieces * self._memory.piece_bytes
-        seconds = self._clock() - fetch.began
-        self.rates.observe(blocks, fetch.in_memory, size_bytes, seconds)
+        now = self._clock()
+        seconds = now - fetch.began
+        if blocks or now >= fetch.deadline:
+            block_bytes = self._parts.base_layers * self._memory.piece_bytes
+            self.rates.observe(fetch.matched, fetch.in_memory, max(size_bytes, block_bytes), seconds)
         self.fetched_blocks += blocks
         answered = None if fetch.answered is None else fetch.answered - fetch.began
         self._emit(Fetched(fetch.fetch_id, blocks, size_bytes, seconds, error, min(fetch.drafted, blocks), answered))

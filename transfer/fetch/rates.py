@@ -12,10 +12,11 @@ class FetchRates:
         self.disk: float | None = None
 
     def observe(self, blocks: int, in_memory: int, size_bytes: int, seconds: float) -> None:
-        """Note a fetch of `blocks` blocks, of which the store had the first `in_memory` in memory.
+        """Note a fetch of `blocks` blocks that the store had, the first `in_memory` of them in memory. size_bytes: of
+        those that came in this time; of a block at least, if none did.
 
-        It counts for memory if all blocks came from there, and for the disk if at most a quarter came from memory. Any
-        other fetch says little of either tier and is ignored.
+        It counts for memory if all blocks were there, and for the disk if at most a quarter was in memory. Any other
+        fetch says little of either tier and is ignored.
         """
         if not blocks or seconds <= 0:
             return
@@ -26,4 +27,5 @@ class FetchRates:
 
 
 def _smoothed(before: float | None, rate: float) -> float:
-    return rate if before is None else before + (rate - before) * _NEWEST
+    # Smoothed as logarithms: a disk may become a thousand times slower, and a few fetches must suffice to know.
+    return rate if before is None else before * (rate / before) ** _NEWEST
