@@ -118,9 +118,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _keep_modules_together(items)
 
 
+def pytest_collection() -> None:
+    # What is imported stays: collections of garbage would visit all of it again and again, now and while tests run.
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    # Tests make no garbage of what they import: a collection would visit all of it again and again.
     gc.freeze()
+    gc.enable()
     # Libraries in C++ complain at the end of objects that are not given up.
     atexit.register(gc.unfreeze)
 

@@ -112,7 +112,7 @@ class Transformers:
         return clock.stamps
 
 
-class _Clock(BaseStreamer):
+class _Clock(BaseStreamer):  # type: ignore[misc]
     """Notes the clock's time when the prompt is put in, and after each generated token."""
 
     def __init__(self) -> None:

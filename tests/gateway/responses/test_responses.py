@@ -141,7 +141,7 @@ async def test_the_answer_is_held_to_a_schema_behind_free_reasoning() -> None:
         constraint = mesh.worker.submissions[0].constraint
         assert '"city"' in constraint.grammar
         assert constraint.HasField("free_until")
-        assert response.to_dict()["text"]["format"] == {**format, "description": None}  # type: ignore[index]
+        assert response.to_dict()["text"]["format"] == {**format, "description": None}
 
 
 async def test_reasoning_is_switched_by_its_effort() -> None:
