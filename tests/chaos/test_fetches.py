@@ -125,7 +125,7 @@ def filled(worker: KvWorker) -> np.ndarray[Any, Any]:
 
 
 @WAYS
-async def test_a_fetch_brings_right_blocks_whenever_its_store_is_killed(mapped: bool, secret: bytes | None) -> None:
+async def test_what_a_killed_store_sent_is_right(mapped: bool, secret: bytes | None) -> None:
     for step in count(1):
         worker = worker_of(mapped, secret)
         expected = filled(worker)
@@ -144,7 +144,7 @@ async def test_a_fetch_brings_right_blocks_whenever_its_store_is_killed(mapped: 
 
 
 @WAYS
-async def test_a_store_has_its_blocks_back_whenever_their_reader_is_killed(mapped: bool, secret: bytes | None) -> None:
+async def test_a_store_frees_blocks_of_readers_killed_anywhere(mapped: bool, secret: bytes | None) -> None:
     # The dead one may hold slots of the store until its fetch would have ended.
     settings, worker, other = small_store(), worker_of(mapped, secret), worker_of(mapped, secret, 30 * FETCH_SECONDS)
     expected = filled(worker)
