@@ -35,7 +35,8 @@ class KvEvents:
         """ranks: how many the worker has; `clock`: seconds since the epoch."""
         self.log = EventLog(config.kept_blocks, clock)
         self.tokens = BlockTokens(MOST_COMING)
-        self._ranks = ranks
+        # In the order of their bits in `_Block.holders`.
+        self._tiers = [(rank, medium) for rank in range(ranks) for medium in _MEDIA]
         self._tells_tokens = config.token_ids
         self._clock = clock
         # Blocks that any rank holds, in the order in which they became known.
@@ -79,20 +80,29 @@ class KvEvents:
                 await self.log.until(following)
 
     def _snapshot(self) -> Iterator[Batch]:
-        """All blocks, parents first, as of the newest batch. What changes while it is read is told by later batches."""
-        sequence, seconds = self.log.last, self._clock()
-        held = {content: block.holders for content, block in self._blocks.items()}
-        ordered = self._parents_first(held)
-        yield Batch(sequence, seconds, 0, [Cleared()], snapshot=True, more=bool(held))
-        if not held:
+        """All blocks, in each tier parents first, in parts that take little time each. What changes while it is read is
+        told by later batches, which may repeat what the snapshot tells already.
+        """
+        sequence, seconds, contents = self.log.last, self._clock(), list(self._blocks)
+        yield Batch(sequence, seconds, 0, [Cleared()], snapshot=True, more=bool(contents))
+        if not contents:
             return
-        for rank in range(self._ranks):
-            for medium in _MEDIA:
-                here = [content for content in ordered if held[content] & _bit(rank, medium)]
-                for part in _parts(here):
-                    # Later batches tell of those that have gone meanwhile.
-                    left = [content for content in part if content in self._blocks]
-                    yield Batch(sequence, seconds, rank, self._stored(left, medium), snapshot=True, more=True)
+        parts: dict[int, list[bytes]] = {_bit(rank, medium): [] for rank, medium in self._tiers}
+
+        def told(bit: int) -> Batch:
+            part, parts[bit] = parts[bit], []
+            rank, medium = self._tiers[bit.bit_length() - 1]
+            # Later batches tell of those that have gone meanwhile.
+            left = [content for content in part if content in self._blocks]
+            return Batch(sequence, seconds, rank, self._stored(left, medium), snapshot=True, more=True)
+
+        for content in self._parents_first(contents):
+            for bit in _bits(self._blocks[content].holders):
+                parts[bit].append(content)
+                if len(parts[bit]) == PART_BLOCKS:
+                    yield told(bit)
+        for bit in [bit for bit, part in parts.items() if part]:
+            yield told(bit)
         yield Batch(sequence, seconds, 0, [], snapshot=True)
 
     def _remove(self, rank: int, medium: str, contents: Sequence[bytes]) -> list[Event]:
@@ -138,20 +148,27 @@ class KvEvents:
         tokens = b"".join(text.tokens for text in texts) if self._tells_tokens else b""
         return Stored(run, first.parent, tokens, first.text.root, medium)
 
-    def _parents_first(self, contents: dict[bytes, int]) -> list[bytes]:
-        """The same blocks, each after its parent if that is among them."""
-        ordered: dict[bytes, None] = {}
+    def _parents_first(self, contents: Sequence[bytes]) -> Iterator[bytes]:
+        """Those of these blocks that are still here, each after its parent if that is here too."""
+        told: set[bytes] = set()
         for content in contents:
             waiting = []
-            while content in contents and content not in ordered:
+            while content in self._blocks and content not in told:
                 waiting.append(content)
+                told.add(content)
                 content = self._blocks[content].parent
-            ordered.update(dict.fromkeys(reversed(waiting)))
-        return list(ordered)
+            yield from (each for each in reversed(waiting) if each in self._blocks)
 
 
 def _bit(rank: int, medium: str) -> int:
     return 1 << (len(_MEDIA) * rank + _MEDIA.index(medium))
+
+
+def _bits(number: int) -> Iterator[int]:
+    while number:
+        bit = number & -number
+        yield bit
+        number ^= bit
 
 
 def _batches(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
