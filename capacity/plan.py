@@ -6,6 +6,7 @@ measurement itself. Prompts are computed as much faster or slower than on the me
 higher or lower. No step is shorter than the copy of the experts that lie in host memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
@@ -20,7 +21,7 @@ from engine.config import EngineConfig, kept_weights
 from engine.memory.rank_memory import POOL_SHARE, RankMemory, reckon
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.masked_rows import selection_in_expanded_keys
-from engine.model.quantization import AT_LOAD, Stored
+from engine.model.quantization import KeptWeights, Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
 from engine.settings.card import Card
@@ -38,12 +39,14 @@ GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 # Tokens of the steps of a worker that has experts in host memory.
 STEP_TOKENS = 16384
 SLOTS = OffloadConfig().slots
+# The first compute capability with products in FP8, and the major one with ours of INT4.
+FIRST_FP8, HOPPER = (8, 9), 9
 
 
 @dataclass(frozen=True)
 class Asked:
     """What to plan for; `kv_item_bytes` is 2 for bf16 and 1 for FP8, `offloaded` the layers whose experts lie in host
-    memory.
+    memory, `weights` the form to which they are quantized when they are loaded, or as published.
     """
 
     gpu: str
@@ -53,6 +56,7 @@ class Asked:
     tpot_ms: float | None = None
     kv_item_bytes: int = 2
     offloaded: int = 0
+    weights: KeptWeights = "quantized"
 
 
 @dataclass(frozen=True)
@@ -91,16 +95,20 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
     """Weights that another tool packed are planned as they are once quantized to W4A8, which a GPU needs.
 
     GPUs that do not divide the experts evenly each hold as many as the largest share, copies of others among them.
-    Raises ConfigError for an unknown GPU, for more GPUs than experts, or for a number of layers that cannot be
-    offloaded.
+    Raises ConfigError for an unknown GPU, for more GPUs than experts, for a number of layers that cannot be offloaded,
+    or for quantized weights that are to be quantized when they are loaded.
     """
     asked = replace(asked, gpu=asked.gpu.lower())
     gpu = find_gpu(asked.gpu)
     if not 0 < asked.gpus <= config.n_routed_experts:
         most = config.n_routed_experts
         raise ConfigError(f"--gpus {asked.gpus}: expected one to {most}, as many as the model has experts")
-    if config.quantization.packed:
-        config = replace(config, quantization=AT_LOAD["w4a8"])
+    if asked.weights != "quantized" and not config.quantization.takes_rounding:
+        raise ConfigError(
+            f"--weights {asked.weights}: only plain weights are quantized, and the checkpoint's are already"
+        )
+    kept: KeptWeights = "w4a8" if config.quantization.packed and asked.weights == "quantized" else asked.weights
+    config = replace(config, quantization=config.quantization.kept(kept))
     whole = weights_of(config, asked.gpus)
     weights = replace(whole, offloaded=asked.offloaded, slots=SLOTS if asked.offloaded else 0)
     if asked.offloaded and not SLOTS < asked.offloaded <= weights.expert_layers:
@@ -138,6 +146,17 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
         measured_requests=int(shipped_costs(_file_name(config)).costs.decode_steps[-1][0]),
         gpu=gpu,
     )
+
+
+def forms_that_fit(config: ModelConfig, asked: Asked) -> Sequence[KeptWeights]:
+    """To which of the forms that the card has products for plain weights may be quantized while they are loaded, so
+    that they fit.
+    """
+    if asked.weights != "quantized" or config.quantization.quantized:
+        return ()
+    capability = find_gpu(asked.gpu.lower()).capability
+    forms: dict[KeptWeights, bool] = {"fp8": capability >= FIRST_FP8, "w4a8": capability[0] == HOPPER}
+    return [form for form, there in forms.items() if there and plan(config, replace(asked, weights=form)).fits]
 
 
 def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: float) -> CostFile:
@@ -211,6 +230,8 @@ def _memory(config: ModelConfig, asked: Asked, gpu: Gpu, offloaded: int) -> Rank
 
 
 def _offload_needed(config: ModelConfig, asked: Asked, weights: Weights, request_bytes: int, gpu: Gpu) -> int | None:
+    if weights.expert_layers <= SLOTS:
+        return None
     memory = _memory(config, asked, gpu, weights.expert_layers)
     need = MemoryNeed(
         weights=weights.total,

@@ -1,5 +1,6 @@
 """`deepmesh plan`: whether a model fits, how much KV is left, and what it will do."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from launcher.hub import find_model
 
 if TYPE_CHECKING:
     from capacity.plan import Asked, Plan
+    from engine.model.quantization import KeptWeights
 
 GB = 1e9
 
@@ -29,6 +31,9 @@ def plan(
     offload: Annotated[
         int, typer.Option(min=0, metavar="LAYERS", help="Layers whose experts lie in host memory, for prompts.")
     ] = 0,
+    weights: Annotated[
+        str | None, typer.Option(help="fp8 or w4a8: quantized while they are loaded, as engine.weights says.")
+    ] = None,
     costs: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the cost file of one GPU, for simulate.")
     ] = None,
@@ -38,17 +43,17 @@ def plan(
     The worker's GPUs divide the experts; each GPU has attention, dense layers and KV of its own. Communication between
     GPUs is not counted.
     """
-    from capacity.plan import Asked
+    from capacity.plan import Asked, forms_that_fit
     from capacity.plan import plan as make_plan
     from engine.model.config import read_model_config
     from mesh.cost_file import save_costs
 
     if kv not in ("bf16", "fp8"):
         raise typer.BadParameter("expected bf16 or fp8", param_hint="--kv")
-    asked = Asked(gpu, gpus, isl, osl, tpot_ms, 1 if kv == "fp8" else 2, offload)
+    asked = Asked(gpu, gpus, isl, osl, tpot_ms, 1 if kv == "fp8" else 2, offload, _form(weights))
     config = read_model_config(find_model(model, weights=False))
     found = make_plan(config, asked)
-    table = _table(asked, found)
+    table = _table(asked, found, () if found.fits else forms_that_fit(config, asked))
     if config.quantization.packed:
         table.caption = "INT4 of another tool, counted as deepmesh quantize --format w4a8 makes of it for a GPU"
     Console(width=140).print(table)
@@ -58,7 +63,15 @@ def plan(
         raise typer.Exit(1)
 
 
-def _table(asked: "Asked", found: "Plan") -> Table:
+def _form(weights: str | None) -> "KeptWeights":
+    forms: dict[str | None, KeptWeights] = {None: "quantized", "fp8": "fp8", "w4a8": "w4a8"}
+    if weights not in forms:
+        raise typer.BadParameter("expected fp8 or w4a8", param_hint="--weights")
+    return forms[weights]
+
+
+def _table(asked: "Asked", found: "Plan", forms: Sequence[str]) -> Table:
+    """forms: those to which the weights could be quantized, so that they fit."""
     title = f"{asked.gpus} x {asked.gpu}, {asked.prompt_tokens:,} tokens in and {asked.output_tokens:,} out"
     table = Table(title=title, title_justify="left", show_header=False)
     if not found.gpu.measured:
@@ -70,7 +83,7 @@ def _table(asked: "Asked", found: "Plan") -> Table:
         host = f"{found.host_bytes / GB:.1f} GB a GPU, of {asked.offloaded} layers, copied in every step"
         table.add_row("experts in host memory", host)
     if not found.fits:
-        table.add_row("fits", f"no: {_why_not(asked, found)}")
+        table.add_row("fits", f"no: {_why_not(asked, found, forms)}")
         return table
     table.add_row("fits", f"yes: {found.free_bytes / GB:.1f} GB are left for KV on a GPU")
     table.add_row("KV", f"{found.kv_tokens:,} tokens a GPU, {found.kv_token_bytes:,} bytes each")
@@ -84,15 +97,16 @@ def _table(asked: "Asked", found: "Plan") -> Table:
     return table
 
 
-def _why_not(asked: "Asked", found: "Plan") -> str:
+def _why_not(asked: "Asked", found: "Plan", forms: Sequence[str]) -> str:
     if found.free_bytes <= 0:
-        return f"a GPU lacks {-found.free_bytes / GB:.1f} GB for weights and work: {_remedy(asked, found)}"
+        return f"a GPU lacks {-found.free_bytes / GB:.1f} GB for weights and work: {_remedy(asked, found, forms)}"
     if asked.tpot_ms is not None and found.kv_tokens >= asked.prompt_tokens + asked.output_tokens:
         return f"not even one request keeps {asked.tpot_ms:g} ms a token"
-    return f"{found.kv_tokens:,} tokens of KV on a GPU are less than one request: {_remedy(asked, found)}"
+    return f"{found.kv_tokens:,} tokens of KV on a GPU are less than one request: {_remedy(asked, found, forms)}"
 
 
-def _remedy(asked: "Asked", found: "Plan") -> str:
-    if found.offload_needed is None or found.offload_needed <= asked.offloaded:
-        return "take more GPUs"
-    return f"take more GPUs, or for prompts --offload {found.offload_needed}"
+def _remedy(asked: "Asked", found: "Plan", forms: Sequence[str]) -> str:
+    remedies = ["take more GPUs", *(f"quantize it while it loads (--weights {form})" for form in forms[:1])]
+    if found.offload_needed is not None and found.offload_needed > asked.offloaded:
+        remedies.append(f"for prompts --offload {found.offload_needed}")
+    return ", or ".join(remedies)

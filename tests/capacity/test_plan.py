@@ -142,6 +142,7 @@ def test_a_card_without_fp8_multiplies_in_bf16() -> None:
         ({"gpus": 0}, "--gpus 0: "),
         ({"offloaded": 2}, "expected 3 to 58 layers"),
         ({"offloaded": 59}, "expected 3 to 58 layers"),
+        ({"weights": "fp8"}, "only plain weights are quantized"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(change: dict[str, object], told: str) -> None:

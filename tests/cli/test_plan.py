@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from capacity.shapes import DEEPSEEK_R1
+from capacity.shapes import DEEPSEEK_R1, SHAPES
 from cli.commands import build
 from tests.support.packed import CONFIGS
 
@@ -40,3 +40,13 @@ def test_packed_weights_are_said_to_be_counted_otherwise(tmp_path: Path) -> None
     done = CliRunner().invoke(build(), ["plan", "--model", str(tmp_path), "--gpus", "8"])
     assert done.exit_code == 0
     assert "counted as deepmesh quantize --format w4a8 makes" in done.stdout
+
+
+# Weights of 59.9 GB, of 30.5 in FP8.
+def test_plain_weights_are_planned_as_they_would_be_quantized(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["glm-flash"], default=dict))
+    asked = ["plan", "--model", str(tmp_path), "--gpu", "l40s", "--gpus", "1"]
+    as_published, quantized = (CliRunner().invoke(build(), [*asked, *more]) for more in ([], ["--weights", "fp8"]))
+    assert as_published.exit_code == 1
+    assert "take more GPUs, or quantize it while it loads (--weights fp8)" in as_published.stdout
+    assert quantized.exit_code == 0
