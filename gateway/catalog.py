@@ -43,7 +43,9 @@ class Catalog:
         self._directory = directory
 
     def resolve(self, name: str) -> str:
-        """The model that `name` means; empty means the only one. Raises UnknownModel, NoWorker or InvalidRequest."""
+        """The model that `name` means: its own, or its id on the Hub; empty means the only one. Raises UnknownModel,
+        NoWorker or InvalidRequest.
+        """
         known = sorted({*self._directory.models(), *self._texts})
         if not name:
             if len(known) > 1:
@@ -51,9 +53,10 @@ class Catalog:
             if not known:
                 raise NoWorker("no worker has joined yet: retry later", retry_after_ms=RETRY_AFTER_MS)
             return known[0]
-        if name not in known:
-            raise UnknownModel(f"no model {name!r}: this mesh serves {', '.join(known) or 'none yet'}")
-        return name
+        for served in (name, _without_organisation(name)):
+            if served in known:
+                return served
+        raise UnknownModel(f"no model {name!r}: this mesh serves {', '.join(known) or 'none yet'}")
 
     def limits(self, name: str) -> ModelLimits:
         """Raises NoWorker if no worker of the model has joined yet, or all have left."""
@@ -88,10 +91,16 @@ class Catalog:
 
     def find(self, name: str) -> ListedModel:
         """One of `listed`. Raises UnknownModel."""
-        found = next((model for model in self.listed() if model.name == name), None)
+        listed = {model.name: model for model in self.listed()}
+        found = listed.get(name) or listed.get(_without_organisation(name))
         if found is None:
             raise UnknownModel(f"no worker serves {name!r} now")
         return found
+
+
+def _without_organisation(name: str) -> str:
+    """A model of the Hub is served by its name alone, and clients know it by ORGANISATION/NAME."""
+    return name.rpartition("/")[2]
 
 
 def load_texts(models: Sequence[ModelConfig], checkpoint_defaults: bool = True) -> dict[str, ModelText]:

@@ -64,9 +64,9 @@ def _download(name: str, files: tuple[str, ...]) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    where = f"a folder, or of the Hub's cache {constants.HF_HUB_CACHE}"
+    where = f"neither a folder nor whole in the Hub's cache {constants.HF_HUB_CACHE}"
     if constants.HF_HUB_OFFLINE:
-        raise CheckpointError(f"{name} is not {where}, and HF_HUB_OFFLINE forbids to download it")
+        raise CheckpointError(f"{name} is {where}, and HF_HUB_OFFLINE forbids to download it")
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except GatedRepoError as error:
@@ -74,7 +74,7 @@ def _download(name: str, files: tuple[str, ...]) -> Path:
             f"{name} is gated: accept its terms on {constants.ENDPOINT}, then set HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
-        raise CheckpointError(f"{name} is not {where}, and {constants.ENDPOINT} has no such model") from error
+        raise CheckpointError(f"{name} is {where}, and {constants.ENDPOINT} has no such model") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{name} is not {where}, and cannot be downloaded: {reason}") from error
+        raise CheckpointError(f"{name} is {where}, and cannot be downloaded: {reason}") from error

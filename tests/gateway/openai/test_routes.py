@@ -14,7 +14,9 @@ ORIGIN = {"origin": "https://app.example"}
 
 async def test_one_model_is_found_by_its_name() -> None:
     async with running_mesh() as mesh:
-        assert (await client(mesh).models.retrieve("oracle")).id == "oracle"
+        for name in ("oracle", "org/oracle"):
+            assert (await client(mesh).models.retrieve(name)).id == "oracle"
+            assert (await mesh.http.post("/tokenize", json={"model": name, "prompt": "a"})).status_code == 200
         with pytest.raises(openai.NotFoundError) as caught:
             await client(mesh).models.retrieve("org/other")
         assert caught.value.code == "model_not_found"
