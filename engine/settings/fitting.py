@@ -1,11 +1,12 @@
 """Whether a configuration fits its cards, and what to change if it does not. Pure."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from engine.config import EngineConfig, kept_weights
 from engine.memory.rank_memory import GB, RankMemory, largest, reckon
 from engine.model.config import ModelConfig
-from engine.model.quantization import KeptWeights
+from engine.model.quantization import KeptWeights, Stored
 from engine.parallel.layout import Layout
 from engine.settings.card import Card
 from engine.settings.choice import value_of, with_value
@@ -96,21 +97,24 @@ def _sizes(engine: EngineConfig) -> Iterator[tuple[str, int, int]]:
 def _too_large(model: ModelConfig, card: Card, engine: EngineConfig, found: RankMemory) -> str:
     world = Layout.of(engine.parallel).world
     said = f"the model takes {found.weights / GB:.1f} GB on {f'each of {world} GPUs' if world > 1 else 'one GPU'}"
-    more = _ranks_that_fit(model, card, engine, world)
+    more = _ranks_that_fit(model, card, engine, 2 * world)
     remedies = [f"take {more} GPUs (--gpus {more}, or engine.parallel.ranks={more})"] if more else []
     if not model.quantization.quantized:
         for weights in ("fp8", "w4a8"):
             if _fits(reckon(model, card, engine, weights)):
                 remedies.append(f"quantize it while it loads (engine.weights={weights})")
                 break
+    elif (fewer := _ranks_that_fit_int4(model, card, engine, world)) and (more is None or fewer < more):
+        also = f" and take {fewer} GPUs" if fewer > world else ""
+        remedies.append(f"quantize its experts to INT4 (deepmesh quantize --format w4a8){also}")
     elif not more:
         remedies.append("take cards with more memory, or a checkpoint with smaller experts (deepmesh quantize)")
     return f"{said} and a {_named(card, found)} has too little: {', or '.join(remedies) or 'take larger cards'}"
 
 
-def _ranks_that_fit(model: ModelConfig, card: Card, engine: EngineConfig, world: int) -> int | None:
+def _ranks_that_fit(model: ModelConfig, card: Card, engine: EngineConfig, least: int) -> int | None:
     kept = kept_weights(engine, "cuda")
-    for ranks in (each for each in RANKS if each > world):
+    for ranks in (each for each in RANKS if each >= least):
         parallel = engine.parallel.model_copy(update={"ranks": None, "tp": 1, "dp": ranks, "ep": ranks})
         try:
             if _fits(reckon(model, card, engine.model_copy(update={"parallel": parallel}), kept)):
@@ -118,6 +122,14 @@ def _ranks_that_fit(model: ModelConfig, card: Card, engine: EngineConfig, world:
         except ConfigError:
             continue
     return None
+
+
+def _ranks_that_fit_int4(model: ModelConfig, card: Card, engine: EngineConfig, least: int) -> int | None:
+    """The same of the model with its FP8 experts in INT4; None if it has others."""
+    if model.quantization.experts is not Stored.FP8:
+        return None
+    quantization = replace(model.quantization, experts=Stored.INT4)
+    return _ranks_that_fit(replace(model, quantization=quantization), card, engine, least)
 
 
 def _named(card: Card, found: RankMemory) -> str:

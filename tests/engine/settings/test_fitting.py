@@ -130,6 +130,19 @@ def test_a_model_too_large_names_the_flag_or_format(ranks: int, card: str, told:
         check_fits(model_of(), card_of(card), resolved(engine_of(ranks), card=card).engine)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        (1, r"take 8 GPUs .*, or quantize its experts to INT4 \(deepmesh quantize --format w4a8\) and take 4 GPUs$"),
+        (4, r"take 8 GPUs .*, or quantize its experts to INT4 \(deepmesh quantize --format w4a8\)$"),
+    ],
+)
+def test_fp8_experts_too_large_may_become_int4(ranks: int, told: str) -> None:
+    model = model_of("r1", "fp8")
+    with pytest.raises(ConfigError, match=told):
+        check_fits(model, card_of(), resolved(engine_of(ranks), model=model).engine)
+
+
 def test_plain_weights_too_large_may_be_quantized_at_load() -> None:
     model = model_of("glm-flash", "bf16")
     with pytest.raises(ConfigError, match=r"take 2 GPUs .*, or quantize it while it loads \(engine\.weights=fp8\)"):
