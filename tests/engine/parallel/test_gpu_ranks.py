@@ -123,6 +123,23 @@ async def test_drafts_offloaded_experts_and_eager_steps_change_no_token(
 
 
 @pytest.mark.parametrize(
+    "layout", [(2, 1, 2), (1, 2, 2), *FOUR_GPUS[1:2]], ids=lambda layout: "tp{} dp{} ep{}".format(*layout)
+)
+async def test_blocks_from_host_memory_reach_all_gpus_of_a_group(
+    checkpoint: Path, layout: tuple[int, int, int]
+) -> None:
+    prompts = [random_prompt(300, seed=seed) for seed in range(4)]
+    expected = expected_tokens(checkpoint, prompts)
+    async with running_group(config_of(checkpoint, *layout, host_blocks=64)) as (group, transcript):
+        for _ in range(2):
+            # One after the other: a pool holds two of them at most.
+            found = [(await answers(group, transcript, [each], number))[0] for number, each in enumerate(prompts)]
+            assert found == expected
+        tier = group.load.host_tier
+        assert tier is not None and tier.read_blocks > 0
+
+
+@pytest.mark.parametrize(
     "layout", [(2, 1, 2), (1, 2, 2), *FOUR_GPUS[1::2]], ids=lambda layout: "tp{} dp{} ep{}".format(*layout)
 )
 async def test_quantized_weights_and_kv_are_served_by_several_gpus(
