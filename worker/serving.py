@@ -39,8 +39,8 @@ class Worker(Protocol):
 async def serve_worker(
     worker: Worker, server: MeshServer, config: WorkerConfig, channels: Channels, change: RoleChange
 ) -> Program | None:
-    """Run a loaded worker until a signal, a change of its role, or the loss of another host of the worker. Returns the
-    program that replaces it, if any.
+    """Run a loaded worker until a signal, a change of its role, or the loss or the stop of another host of the worker.
+    Returns the program that replaces it, if any.
 
     Raises EngineFailed if one of its ranks dies first, and what ended its reports to a scheduler.
     """
@@ -50,9 +50,10 @@ async def serve_worker(
     reporting = [asyncio.create_task(link.run()) for link in links]
     signalled = asyncio.create_task(server.until_signal())
     changing = asyncio.create_task(change.wanted.wait())
+    parting = asyncio.create_task(worker.host.ranks.until_host_stops())
     await server.ready()
     log.info("worker ready", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
-    await asyncio.wait({running, signalled, changing, *reporting}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({running, signalled, changing, parting, *reporting}, return_when=asyncio.FIRST_COMPLETED)
     silent = [task for task in reporting if task.done()]
     changes = changing.done() and not (running.done() or signalled.done() or silent)
     what = "worker changes its role" if changes else "worker stops"
@@ -69,6 +70,9 @@ async def serve_worker(
     if changes and not (running.done() or signalled.done()):
         released = await worker.host.ranks.release() if change.keeps_ranks else None
         following = change.program(released, drained_at)
+    if parting.done() and not (changes or running.done() or signalled.done() or silent):
+        worker.host.ranks.part()
+        await asyncio.wait({running})
     if running.done():
         kept = worker.host.ranks.kept
         if kept is None or signalled.done():
@@ -76,12 +80,11 @@ async def serve_worker(
             running.result()
         else:
             fields = {"cause": str(running.exception())}
-            log.warning(
-                "a host was lost: the worker forms again, with the ranks that are left", extra={"fields": fields}
-            )
+            log.warning("the worker forms again, with the ranks that are left", extra={"fields": fields})
             following = program_again(config, identity.role, kept, server, drained_at)
     running.cancel()
     changing.cancel()
+    parting.cancel()
     for task in silent:
         # Schedulers would take a worker that does not report for one that is gone: raises what ended the reports.
         task.result()

@@ -46,6 +46,7 @@ STRIKES: dict[str, tuple[int, Callable[[Host], None]]] = {
     "a rank of the second host is stopped": (1, lambda host: host.ranks[0].suspend()),
     "the second host's service is killed": (1, lambda host: host.service.kill()),
     "the second host's service is stopped": (1, lambda host: host.service.suspend()),
+    "the second host's service is told to stop": (1, lambda host: host.service.terminate()),
     "a rank of the first host is killed": (0, lambda host: host.ranks[1].kill()),
     "a rank of the first host is stopped": (0, lambda host: host.ranks[0].suspend()),
     "the first host's service is killed": (0, lambda host: host.service.kill()),

@@ -44,18 +44,20 @@ async def serve_host(config: WorkerConfig, role: WorkerRole, place: HostPlace) -
     """Own this host's ranks until the first host's service stops them, or until a signal. Ready while they run.
 
     If the first host's service ends before, or lets this host go because another was lost, the ranks keep what they
-    have loaded, and this host joins again. config: must have the worker's id. Raises ConfigError if the first host
+    have loaded, and this host joins again. A signal to this host alone has the worker drain before it goes on without
+    it. config: must have the worker's id. Raises ConfigError if the first host
     refuses this one, EngineFailed if a rank ends before it was stopped, or cannot keep what it has loaded.
     """
     resolved = settled(config, role)
     async with MeshServer(config.server, role.value, [], server_tls(config.security.tls)) as server:
-        signalled = asyncio.create_task(server.until_signal())
-        serving = asyncio.create_task(_serve(config, resolved, role, place, server))
+        signalled, stopping = asyncio.create_task(server.until_signal()), asyncio.Event()
+        serving = asyncio.create_task(_serve(config, resolved, role, place, server, stopping))
         try:
             await asyncio.wait({signalled, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not serving.done():
-                # The first host's service was told to stop as well, and may have requests to finish.
+                # The worker may have requests to finish.
                 _log.info("waiting for the worker's first host to stop the ranks")
+                stopping.set()
                 await asyncio.wait({serving}, timeout=config.server.drain_seconds)
             if serving.done():
                 serving.result()
@@ -66,8 +68,14 @@ async def serve_host(config: WorkerConfig, role: WorkerRole, place: HostPlace) -
 
 
 async def _serve(
-    config: WorkerConfig, resolved: WorkerConfig, role: WorkerRole, place: HostPlace, server: MeshServer
+    config: WorkerConfig,
+    resolved: WorkerConfig,
+    role: WorkerRole,
+    place: HostPlace,
+    server: MeshServer,
+    stopping: asyncio.Event,
 ) -> None:
+    """stopping: set once this host has been told to stop."""
     assert config.worker_id is not None and place.first is not None
     join = wire.join(config.worker_id, place.number, config.engine.model_dump_json().encode(), own_version())
     async with service_channels(config.security.tls).open(place.first, Role(role.value)) as channel:
@@ -79,9 +87,10 @@ async def _serve(
                     ranks = ranks or await HostRanks.start(resolved, place.number)
                     await server.ready()
                     _log.info("host ready", extra={"fields": {"host": place.number, "worker": config.worker_id}})
-                    stopped = await link.run(ranks, on_hosts(resolved, joined.hosts), joined.place)
+                    stopped = await link.run(ranks, on_hosts(resolved, joined.hosts), joined.place, stopping)
                 finally:
                     link.close()
+                stopped = stopped or stopping.is_set()
                 if not stopped:
                     await server.drain()
                     await ranks.keep()
@@ -125,14 +134,15 @@ class FirstHostLink:
         joined: hosts_pb2.Joined = response.joined
         return joined
 
-    async def run(self, ranks: HostRanks, config: WorkerConfig, place: int) -> bool:
+    async def run(self, ranks: HostRanks, config: WorkerConfig, place: int, stopping: asyncio.Event) -> bool:
         """Carry messages between the ranks and the first host until all ranks have stopped, or until the first host
         says no more, and then return False. Raises EngineFailed if a rank ends otherwise.
 
-        config, place: as for `HostRanks.run`.
+        config, place: as for `HostRanks.run`; stopping: the first host is told of it once it is set.
         """
         owning = asyncio.create_task(ranks.run(self, config, place))
         reading = asyncio.create_task(self._read(ranks))
+        telling = asyncio.create_task(self._tell(stopping))
         try:
             await asyncio.wait({owning, reading}, return_when=asyncio.FIRST_COMPLETED)
             if not owning.done():
@@ -143,9 +153,9 @@ class FirstHostLink:
             owning.result()
             return True
         finally:
-            for task in (owning, reading):
+            for task in (owning, reading, telling):
                 task.cancel()
-            await asyncio.gather(owning, reading, return_exceptions=True)
+            await asyncio.gather(owning, reading, telling, return_exceptions=True)
 
     def close(self) -> None:
         self._call.cancel()
@@ -161,6 +171,10 @@ class FirstHostLink:
 
     async def record(self, record: bytes) -> None:
         await self._outgoing.put(wire.record_from_host(record))
+
+    async def _tell(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        await self._outgoing.put(wire.stopping())
 
     async def _requests(self, join: hosts_pb2.JoinWorkerRequest) -> AsyncIterator[hosts_pb2.JoinWorkerRequest]:
         yield join

@@ -44,12 +44,14 @@ class JoinedHosts:
 
     Attributes:
         ranks_a_host: how many ranks each host has, this one too.
+        stopping: set once a host has been told to stop.
     """
 
     def __init__(self, engine: EngineConfig) -> None:
         """engine: the configuration that every host must have."""
         self._engine = engine
         self.ranks_a_host = engine.parallel.ranks_a_host
+        self.stopping = asyncio.Event()
         self._hosts: dict[int, JoinedHost] = {}
         # Set whenever a host joins.
         self._changed = asyncio.Event()

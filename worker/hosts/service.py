@@ -119,6 +119,8 @@ def _handle(hosts: JoinedHosts, host: JoinedHost, request: hosts_pb2.JoinWorkerR
             _rank(host, each.rank).progressed(wire.progress_of(each))
     elif kind == "record":
         hosts.carry(host.number, request.record)
+    elif kind == "stopping":
+        hosts.stopping.set()
     elif kind == "ended":
         _rank(host, request.ended.rank).ended(request.ended.status)
     elif kind == "join":

@@ -33,6 +33,10 @@ def record_from_host(record: bytes) -> hosts_pb2.JoinWorkerRequest:
     return hosts_pb2.JoinWorkerRequest(record=record)
 
 
+def stopping() -> hosts_pb2.JoinWorkerRequest:
+    return hosts_pb2.JoinWorkerRequest(stopping=hosts_pb2.Stopping())
+
+
 def to_rank(rank: int, data: bytes) -> hosts_pb2.JoinWorkerResponse:
     return hosts_pb2.JoinWorkerResponse(to_rank=hosts_pb2.RankBytes(rank=rank, data=data))
 

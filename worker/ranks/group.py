@@ -65,6 +65,8 @@ class RankGroup:
         self._named_requests = 0
         self._failure: EngineFailed | None = None
         self._released = False
+        # Set once this host is to part from the others although no rank was lost.
+        self._parting = asyncio.Event()
         # Learns the tokens of requests, if somebody is told of blocks.
         self.tokens: BlockTokens | None = None
 
@@ -207,7 +209,7 @@ class RankGroup:
         """
         tasks: list[asyncio.Task[tuple[int | None, EngineFailed]]]
         tasks = [asyncio.create_task(self._read(number, on_message)) for number in range(len(self.processes))]
-        tasks.append(asyncio.create_task(self._watch()))
+        tasks += [asyncio.create_task(self._watch()), asyncio.create_task(self._until_parting())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             number, self._failure = next(task.result() for task in tasks if task in done)
@@ -217,6 +219,15 @@ class RankGroup:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return self._failure
+
+    async def until_host_stops(self) -> None:
+        """Return once another host of the worker has been told to stop; never if it has no other."""
+        stopping = asyncio.Event() if self._hosts is None else self._hosts.stopping
+        await stopping.wait()
+
+    def part(self) -> None:
+        """Have `run` let all other hosts go, and keep this host's ranks."""
+        self._parting.set()
 
     async def release(self) -> KeptRanks:
         """Have all ranks forget all but their weights; `run` must continue until then. Afterwards this group no longer
@@ -272,6 +283,10 @@ class RankGroup:
             return number, error
         status = await asyncio.shield(client.closed)
         return number, EngineFailed(f"{client.name} ended with {describe_status(status)}")
+
+    async def _until_parting(self) -> tuple[int | None, EngineFailed]:
+        await self._parting.wait()
+        return None, EngineFailed("a host of the worker was told to stop")
 
     async def _watch(self) -> tuple[int | None, EngineFailed]:
         """Watch the heartbeats; returns a rank's number, if it is known which holds up the others, and why, once one

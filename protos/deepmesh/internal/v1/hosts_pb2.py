@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n deepmesh/internal/v1/hosts.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\xfb\x01\n\x11JoinWorkerRequest\x12*\n\x04join\x18\x01 \x01(\x0b\x32\x1a.deepmesh.internal.v1.JoinH\x00\x12\x34\n\tfrom_rank\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.RankBytesH\x00\x12.\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1d.deepmesh.internal.v1.RankEndH\x00\x12\x37\n\x08progress\x18\x04 \x01(\x0b\x32#.deepmesh.internal.v1.RanksProgressH\x00\x12\x10\n\x06record\x18\x05 \x01(\x0cH\x00\x42\t\n\x07message\"\xc5\x01\n\x12JoinWorkerResponse\x12.\n\x06joined\x18\x01 \x01(\x0b\x32\x1c.deepmesh.internal.v1.JoinedH\x00\x12\x32\n\x07to_rank\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.RankBytesH\x00\x12.\n\x04kill\x18\x03 \x01(\x0b\x32\x1e.deepmesh.internal.v1.KillRankH\x00\x12\x10\n\x06record\x18\x04 \x01(\x0cH\x00\x42\t\n\x07message\"H\n\x04Join\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\t\"&\n\x06Joined\x12\r\n\x05place\x18\x01 \x01(\r\x12\r\n\x05hosts\x18\x02 \x01(\r\"\'\n\tRankBytes\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\'\n\x07RankEnd\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06status\x18\x02 \x01(\x11\"B\n\rRanksProgress\x12\x31\n\x05ranks\x18\x01 \x03(\x0b\x32\".deepmesh.internal.v1.RankProgress\"w\n\x0cRankProgress\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05\x62\x65\x61ts\x18\x02 \x01(\x04\x12\x18\n\x10step_loop_passes\x18\x03 \x01(\x04\x12\x17\n\x0ftransfer_passes\x18\x04 \x01(\x04\x12\x17\n\x0flongest_step_ms\x18\x05 \x01(\x04\"\x18\n\x08KillRank\x12\x0c\n\x04rank\x18\x01 \x01(\r2s\n\x0cHostsService\x12\x63\n\nJoinWorker\x12\'.deepmesh.internal.v1.JoinWorkerRequest\x1a(.deepmesh.internal.v1.JoinWorkerResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n deepmesh/internal/v1/hosts.proto\x12\x14\x64\x65\x65pmesh.internal.v1\"\xaf\x02\n\x11JoinWorkerRequest\x12*\n\x04join\x18\x01 \x01(\x0b\x32\x1a.deepmesh.internal.v1.JoinH\x00\x12\x34\n\tfrom_rank\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.RankBytesH\x00\x12.\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1d.deepmesh.internal.v1.RankEndH\x00\x12\x37\n\x08progress\x18\x04 \x01(\x0b\x32#.deepmesh.internal.v1.RanksProgressH\x00\x12\x10\n\x06record\x18\x05 \x01(\x0cH\x00\x12\x32\n\x08stopping\x18\x06 \x01(\x0b\x32\x1e.deepmesh.internal.v1.StoppingH\x00\x42\t\n\x07message\"\xc5\x01\n\x12JoinWorkerResponse\x12.\n\x06joined\x18\x01 \x01(\x0b\x32\x1c.deepmesh.internal.v1.JoinedH\x00\x12\x32\n\x07to_rank\x18\x02 \x01(\x0b\x32\x1f.deepmesh.internal.v1.RankBytesH\x00\x12.\n\x04kill\x18\x03 \x01(\x0b\x32\x1e.deepmesh.internal.v1.KillRankH\x00\x12\x10\n\x06record\x18\x04 \x01(\x0cH\x00\x42\t\n\x07message\"H\n\x04Join\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\t\"&\n\x06Joined\x12\r\n\x05place\x18\x01 \x01(\r\x12\r\n\x05hosts\x18\x02 \x01(\r\"\'\n\tRankBytes\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\'\n\x07RankEnd\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0e\n\x06status\x18\x02 \x01(\x11\"\n\n\x08Stopping\"B\n\rRanksProgress\x12\x31\n\x05ranks\x18\x01 \x03(\x0b\x32\".deepmesh.internal.v1.RankProgress\"w\n\x0cRankProgress\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05\x62\x65\x61ts\x18\x02 \x01(\x04\x12\x18\n\x10step_loop_passes\x18\x03 \x01(\x04\x12\x17\n\x0ftransfer_passes\x18\x04 \x01(\x04\x12\x17\n\x0flongest_step_ms\x18\x05 \x01(\x04\"\x18\n\x08KillRank\x12\x0c\n\x04rank\x18\x01 \x01(\r2s\n\x0cHostsService\x12\x63\n\nJoinWorker\x12\'.deepmesh.internal.v1.JoinWorkerRequest\x1a(.deepmesh.internal.v1.JoinWorkerResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,23 +32,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'deepmesh.internal.v1.hosts_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOINWORKERREQUEST']._serialized_start=59
-  _globals['_JOINWORKERREQUEST']._serialized_end=310
-  _globals['_JOINWORKERRESPONSE']._serialized_start=313
-  _globals['_JOINWORKERRESPONSE']._serialized_end=510
-  _globals['_JOIN']._serialized_start=512
-  _globals['_JOIN']._serialized_end=584
-  _globals['_JOINED']._serialized_start=586
-  _globals['_JOINED']._serialized_end=624
-  _globals['_RANKBYTES']._serialized_start=626
-  _globals['_RANKBYTES']._serialized_end=665
-  _globals['_RANKEND']._serialized_start=667
-  _globals['_RANKEND']._serialized_end=706
-  _globals['_RANKSPROGRESS']._serialized_start=708
-  _globals['_RANKSPROGRESS']._serialized_end=774
-  _globals['_RANKPROGRESS']._serialized_start=776
-  _globals['_RANKPROGRESS']._serialized_end=895
-  _globals['_KILLRANK']._serialized_start=897
-  _globals['_KILLRANK']._serialized_end=921
-  _globals['_HOSTSSERVICE']._serialized_start=923
-  _globals['_HOSTSSERVICE']._serialized_end=1038
+  _globals['_JOINWORKERREQUEST']._serialized_end=362
+  _globals['_JOINWORKERRESPONSE']._serialized_start=365
+  _globals['_JOINWORKERRESPONSE']._serialized_end=562
+  _globals['_JOIN']._serialized_start=564
+  _globals['_JOIN']._serialized_end=636
+  _globals['_JOINED']._serialized_start=638
+  _globals['_JOINED']._serialized_end=676
+  _globals['_RANKBYTES']._serialized_start=678
+  _globals['_RANKBYTES']._serialized_end=717
+  _globals['_RANKEND']._serialized_start=719
+  _globals['_RANKEND']._serialized_end=758
+  _globals['_STOPPING']._serialized_start=760
+  _globals['_STOPPING']._serialized_end=770
+  _globals['_RANKSPROGRESS']._serialized_start=772
+  _globals['_RANKSPROGRESS']._serialized_end=838
+  _globals['_RANKPROGRESS']._serialized_start=840
+  _globals['_RANKPROGRESS']._serialized_end=959
+  _globals['_KILLRANK']._serialized_start=961
+  _globals['_KILLRANK']._serialized_end=985
+  _globals['_HOSTSSERVICE']._serialized_start=987
+  _globals['_HOSTSSERVICE']._serialized_end=1102
 # @@protoc_insertion_point(module_scope)

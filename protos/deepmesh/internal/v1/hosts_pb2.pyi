@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinWorkerRequest(_message.Message):
-    __slots__ = ("join", "from_rank", "ended", "progress", "record")
+    __slots__ = ("join", "from_rank", "ended", "progress", "record", "stopping")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     FROM_RANK_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
     join: Join
     from_rank: RankBytes
     ended: RankEnd
     progress: RanksProgress
     record: bytes
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., from_rank: _Optional[_Union[RankBytes, _Mapping]] = ..., ended: _Optional[_Union[RankEnd, _Mapping]] = ..., progress: _Optional[_Union[RanksProgress, _Mapping]] = ..., record: _Optional[bytes] = ...) -> None: ...
+    stopping: Stopping
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., from_rank: _Optional[_Union[RankBytes, _Mapping]] = ..., ended: _Optional[_Union[RankEnd, _Mapping]] = ..., progress: _Optional[_Union[RanksProgress, _Mapping]] = ..., record: _Optional[bytes] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ...) -> None: ...
 
 class JoinWorkerResponse(_message.Message):
     __slots__ = ("joined", "to_rank", "kill", "record")
@@ -67,6 +69,10 @@ class RankEnd(_message.Message):
     rank: int
     status: int
     def __init__(self, rank: _Optional[int] = ..., status: _Optional[int] = ...) -> None: ...
+
+class Stopping(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RanksProgress(_message.Message):
     __slots__ = ("ranks",)
