@@ -166,7 +166,7 @@ def test_tokens_are_those_of_transformers_while_experts_move(
         total_blocks=64, threads=1,
     )  # fmt: skip
     prompts = [random_prompt(length, seed=length) for length in (1, 63, 65, 130)]
-    submits = [submit_of(key, prompt, 45, ignore_eos=True) for key, prompt in enumerate(prompts)]
+    submits = [submit_of(key, prompt, 30, ignore_eos=True) for key, prompt in enumerate(prompts)]
     moved: list[int] = []
 
     def between_steps(engine: Engine, transcript: Transcript) -> None:

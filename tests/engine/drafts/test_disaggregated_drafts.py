@@ -72,7 +72,7 @@ def undisturbed(checkpoint: Path) -> dict[int, list[int]]:
 def submits(**settings: Any) -> list[Any]:
     pairs = zip(LENGTHS, SAMPLINGS, strict=True)
     return [
-        submit_of(key, random_prompt(length, key), 16, sampling=sampling, ignore_eos=True, **settings)
+        submit_of(key, random_prompt(length, key), 10, sampling=sampling, ignore_eos=True, **settings)
         for key, (length, sampling) in enumerate(pairs)
     ]
 
@@ -120,7 +120,7 @@ def test_a_tail_on_a_prefill_worker_is_pushed_from_graphs(
 ) -> None:
     fabric, graphs, prompt = Fabric(random.Random(1)), EagerGraphs(monkeypatch), random_prompt(134, 1)
     plain, _ = moving(checkpoint, fabric, 0, 1 << 30)
-    plain.submit(submit_of(1, prompt, 16, ignore_eos=True))
+    plain.submit(submit_of(1, prompt, 10, ignore_eos=True))
     expected = Transcript().run(plain).token_ids
     decode, _ = moving(checkpoint, fabric, next_n, 64)
     prefill, _ = moving(checkpoint, fabric, next_n, 64, graphs)
@@ -128,7 +128,7 @@ def test_a_tail_on_a_prefill_worker_is_pushed_from_graphs(
     Transcript().run(prefill)
     graphs.others.clear()
     pair = Pair(fabric, decode, prefill)
-    pair.submit(submit_of(1, prompt, 16, ignore_eos=True, remote_prefill=True))
+    pair.submit(submit_of(1, prompt, 10, ignore_eos=True, remote_prefill=True))
     pair.run(random.Random(2))
     assert pair.transcript.token_ids == expected
     assert not graphs.others
@@ -192,7 +192,7 @@ def test_a_worker_refuses_landings_with_other_draft_layers(checkpoint: Path) -> 
 def test_a_prompt_after_blocks_without_drafts_is_pushed_as_such(checkpoint: Path) -> None:
     fabric, prompt = Fabric(random.Random(1)), random_prompt(200, 1)
     plain, base = moving(checkpoint, fabric, 0, 1 << 30)
-    plain.submit(submit_of(1, prompt, 16, ignore_eos=True))
+    plain.submit(submit_of(1, prompt, 10, ignore_eos=True))
     expected = Transcript().run(plain).token_ids
     for content in chain_hashes(prompt)[:2]:
         layers = base.state.kv_pool[:, plain.pool.match_prefix([content])]
@@ -201,7 +201,7 @@ def test_a_prompt_after_blocks_without_drafts_is_pushed_as_such(checkpoint: Path
     prefill, _ = moving(checkpoint, fabric, 2, 1 << 30)
     pair = Pair(fabric, decode, prefill)
     pair.fetches[1] = StoreTarget("store", 2)
-    pair.submit(submit_of(1, prompt, 16, ignore_eos=True, remote_prefill=True))
+    pair.submit(submit_of(1, prompt, 10, ignore_eos=True, remote_prefill=True))
     pair.run(random.Random(2))
     assert pair.transcript.token_ids == expected
     assert pair.transcript.cached_tokens == {1: 128}
@@ -214,7 +214,7 @@ def test_a_prompt_after_blocks_without_drafts_is_pushed_as_such(checkpoint: Path
 def test_a_stored_prefix_gives_the_same_tokens_with_drafts(checkpoint: Path, held: int, fetched: int) -> None:
     fabric, prompt = Fabric(random.Random(1)), random_prompt(200, 1)
     first, stored = moving(checkpoint, fabric, 2, 1 << 30)
-    first.submit(submit_of(1, prompt, 16, ignore_eos=True))
+    first.submit(submit_of(1, prompt, 10, ignore_eos=True))
     expected = Transcript().run(first).token_ids
     for content in chain_hashes(prompt):
         layers = stored.state.kv_pool[:, first.pool.match_prefix([content])]
@@ -222,7 +222,7 @@ def test_a_stored_prefix_gives_the_same_tokens_with_drafts(checkpoint: Path, hel
     second, _ = moving(checkpoint, fabric, 2, 1 << 30)
     second.submit(submit_of(0, prompt[: 64 * held + 1], 1))
     Transcript().run(second)
-    second.submit(submit_of(1, prompt, 16, ignore_eos=True, fetch=StoreTarget("store", held + fetched)))
+    second.submit(submit_of(1, prompt, 10, ignore_eos=True, fetch=StoreTarget("store", held + fetched)))
     transcript = Transcript()
     while second.has_work() or fabric.run_one():
         second.poll_transfers()

@@ -152,8 +152,8 @@ def test_draft_layers_keep_the_kv_that_steps_of_prompts_leave(
             graphs.give_to(backend, [48])
         engine = engine_over(backend, next_n, overlap="on")
         prompt = [*KNOWN, *random_prompt(45, seed=3)]
-        for key, tokens in enumerate((KNOWN[:130], KNOWN[:100], prompt)):
-            engine.submit(submit_of(key, tokens, 1 if key != 1 else 40, ignore_eos=True))
+        for key, tokens in enumerate((KNOWN[:130], KNOWN[:110], prompt)):
+            engine.submit(submit_of(key, tokens, 1 if key != 1 else 20, ignore_eos=True))
             Transcript().run(engine)
         stored = chain_hashes(prompt)
         kept.append(backend.state.kv_pool[:, engine.pool.match_prefix(stored)])
