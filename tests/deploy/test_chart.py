@@ -227,6 +227,12 @@ def test_a_worker_asks_for_the_gpus_that_it_computes_on() -> None:
     assert config["engine"]["device"] == "cuda"
 
 
+@pytest.mark.parametrize(("size", "seconds"), [("values.yaml", 10), ("values-one-node.yaml", 120)])
+def test_requests_wait_for_the_start_of_a_worker(size: str, seconds: float, tmp_path: Path) -> None:
+    config = started(of_size(size), "gateway", tmp_path)
+    assert isinstance(config, GatewayConfig) and config.dispatch.worker_seconds == seconds
+
+
 @pytest.mark.parametrize("size", R1)
 def test_r1_takes_the_eight_gpus_of_a_node(size: str, tmp_path: Path) -> None:
     resources, gpus = of_size(size), 0

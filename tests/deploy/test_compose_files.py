@@ -71,6 +71,13 @@ def test_a_split_gives_each_worker_its_gpus_first(gpus: str, split: str, decode:
     assert replicas("prefill", **said) == 1
 
 
+@pytest.mark.parametrize(("files", "seconds"), [(CPU, 10), (GPU, 120)])
+def test_requests_wait_for_the_start_of_a_worker(files: tuple[str, ...], seconds: float) -> None:
+    command = services(files, {})["gateway"]["command"]
+    first, *others = [ROOT / "deploy/compose" / Path(each).name for each in command if each.endswith(".yaml")]
+    assert load(GatewayConfig, first, overlays=others).dispatch.worker_seconds == seconds
+
+
 def test_the_mesh_may_have_other_gpus_than_the_first() -> None:
     said = program("prefill", GPU, GPUS="2", SPLIT="1P+1D", DEVICES="6,7")
     assert said.environment == {"CUDA_VISIBLE_DEVICES": "7,6"}

@@ -52,6 +52,10 @@ pods: { deletion_costs: {{ .Values.scheduler.podDeletionCost }} }
 http: { host: {{ .Values.host | quote }}, port: 8000 }
 {{ include "deepmesh.schedulers" . }}
 models: [{ tokenizer_dir: {{ .Values.model.directory | quote }} }]
+{{- if gt (int .Values.decode.gpus) 0 }}
+{{- /* A lost worker starts again in 11 s (Moonlight, warm) to 98 s (DeepSeek-R1 on four GPUs): requests wait for it. */}}
+dispatch: { worker_seconds: 120 }
+{{- end }}
 {{- end }}
 
 {{/* The number of ranks of a worker, given its values. */}}
