@@ -1,4 +1,4 @@
-"""Which KV blocks lie in a rank's host memory. The bytes themselves belong to `engine.moves.host_copies`."""
+"""Which KV blocks lie in a rank's host memory. The bytes themselves belong to `engine.moves.host_slots`."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
