@@ -1,5 +1,6 @@
 """A worker's account of the KV blocks that its ranks hold, in which tier, and the events that tell of its changes."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from worker.events.log import EventLog
 
 # Most blocks that one part of a snapshot, or one event, names: 150 KB with their tokens.
 PART_BLOCKS = 512
+# How long no part is made after another, in times what that took. To send it takes about as long as to make it.
+REST = 2
 # Most blocks that one batch names: a long prompt may come from a store in one step, and messages have limits.
 BATCH_BLOCKS = 2048
 # Blocks of live requests whose tokens are remembered until a rank reports them.
@@ -37,6 +40,7 @@ class KvEvents:
         self.tokens = BlockTokens(MOST_COMING)
         # In the order of their bits in `_Block.holders`.
         self._tiers = [(rank, medium) for rank in range(ranks) for medium in _MEDIA]
+        self._making = asyncio.Lock()
         self._tells_tokens = config.token_ids
         self._clock = clock
         # Blocks that any rank holds, in the order in which they became known.
@@ -70,14 +74,25 @@ class KvEvents:
         following = from_sequence
         while True:
             if not self.log.first <= following <= self.log.last + 1:
-                following = self.log.last + 1
-                for part in self._snapshot():
+                async for part in self._paced(self._snapshot()):
+                    following = part.sequence + 1
                     yield part
             elif (batch := self.log.batch(following)) is not None:
                 following += 1
                 yield batch
             else:
                 await self.log.until(following)
+
+    async def _paced(self, parts: Iterator[Batch]) -> AsyncIterator[Batch]:
+        """One part at a time is made, for whatever subscriber: the event loop has requests to serve as well."""
+        while True:
+            async with self._making:
+                began = time.perf_counter()
+                part = next(parts, None)
+                await asyncio.sleep(REST * (time.perf_counter() - began))
+            if part is None:
+                return
+            yield part
 
     def _snapshot(self) -> Iterator[Batch]:
         """All blocks, in each tier parents first, in parts that take little time each. What changes while it is read is
