@@ -41,7 +41,8 @@ class FailingLink:
 async def test_a_worker_whose_reports_fail_drains_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_status_links", lambda *_: [FailingLink()])
     worker, server = Forever(), Forever()
-    worker.host = SimpleNamespace(identity=worker_identity())  # type: ignore[attr-defined]
+    ranks = SimpleNamespace(until_host_stops=Forever().run)
+    worker.host = SimpleNamespace(identity=worker_identity(), ranks=ranks)  # type: ignore[attr-defined]
     config: Any = SimpleNamespace(server=SimpleNamespace(drain_seconds=0.0))
     change: Any = SimpleNamespace(wanted=Forever())
     with pytest.raises(ValueError, match="a report that cannot be written"):
