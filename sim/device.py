@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 from math import isqrt
+from typing import NamedTuple
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes
@@ -32,6 +33,16 @@ LAYER_GROUPS = 4
 # What a step computes for one request: its first position, the position after its last, and the position from which
 # attention is sparse (None: nowhere).
 _Part = tuple[int, int, int | None]
+
+
+class _Together(NamedTuple):
+    """One rank's share of a chunk that all ranks compute."""
+
+    tokens: int
+    ms: float
+
+
+_NOTHING_TOGETHER = _Together(0, 0.0)
 
 
 def _part_of(chunk: Chunk[Request]) -> _Part:
@@ -158,13 +169,18 @@ class SimulatedDevice:
             return self._seconds(parts, decode_only, share) * self.slowness
         # Each rank computes the same number of its tokens and attends to as many.
         together_ms = self._chunk_ms(*_part_of(divided)) / ranks
-        return self._seconds(parts, decode_only, share, together_ms) * self.slowness
+        together = _Together(-(-divided.tokens // ranks), together_ms)
+        return self._seconds(parts, decode_only, share, together) * self.slowness
 
     def _seconds(
-        self, parts: Iterable[_Part], decode_only: bool, prompts_share: float = 1.0, besides_ms: float = 0.0
+        self,
+        parts: Iterable[_Part],
+        decode_only: bool,
+        prompts_share: float = 1.0,
+        together: _Together = _NOTHING_TOGETHER,
     ) -> float:
-        """prompts_share: factor on the time of chunks in `parts`. besides_ms: time of prompts without that factor."""
-        decoding = context = tokens = 0
+        """prompts_share: factor on the time of chunks in `parts`."""
+        decoding, context, tokens = 0, 0, together.tokens
         chunks_ms = 0.0
         for start, end, sparse_from in parts:
             if decode_only or end - start == 1:
@@ -173,7 +189,7 @@ class SimulatedDevice:
             else:
                 tokens += end - start
                 chunks_ms += self._chunk_ms(start, end, sparse_from)
-        step_ms = self._costs.step_ms(decoding, context, chunks_ms * prompts_share + besides_ms)
+        step_ms = self._costs.step_ms(decoding, context, chunks_ms * prompts_share + together.ms)
         return max(step_ms, self._launch_ms(decoding, tokens)) / 1000
 
     def _launch_ms(self, decoding: int, prompt_tokens: int) -> float:
