@@ -19,13 +19,21 @@ from mesh.event_fd import EventFd
 from mesh.observe import configure
 
 
+def observed_at(place: int, config: ObserveConfig) -> ObserveConfig:
+    """place: this rank's number on its host. All ranks would tell the same, so only the first does; all warn."""
+    tells = place == 0 or config.log_level != "INFO"
+    return config if tells else config.model_copy(update={"log_level": "WARNING"})
+
+
 def main(arguments: list[str]) -> int:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     number, connection, pulse_descriptor = map(int, arguments[:3])
     group = GroupDescriptors.of_arguments(arguments[3:])
-    # Each host has equally many ranks. The worker may number them otherwise later, if it loses a host.
-    wakeup = EventFd(None if group is None else group.wakeups[number % len(group.wakeups)])
+    # Its number on this host: each has equally many ranks. The worker may number them otherwise later, if it loses a
+    # host.
+    place = 0 if group is None else number % len(group.wakeups)
+    wakeup = EventFd(None if group is None else group.wakeups[place])
     link = RankLink(socket.socket(fileno=connection), wakeup)
     rank = Rank(link, Pulse(pulse_descriptor), wakeup, group)
     started = False
@@ -38,7 +46,8 @@ def main(arguments: list[str]) -> int:
                 # It was sent before the service knew that this rank had lost another.
                 continue
             if not started:
-                configure("rank", ObserveConfig.model_validate_json(message.observe))
+                observe = ObserveConfig.model_validate_json(message.observe)
+                configure("rank" if group is None else f"rank {number}", observed_at(place, observe))
             started = True
             status = rank.run(message)
             if status is not None:

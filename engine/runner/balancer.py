@@ -125,10 +125,8 @@ class Balancer:
         before, after = imbalance(placement, loads), imbalance(target, loads)
         if before - after > self._threshold:
             self._moving = layer, moves(placement, target, self._exchange.place.layout.hosts_of_parts)
-            # All ranks move the same.
-            if self._exchange.place.rank == 0:
-                fields = {"layer": self._indices[layer], "imbalance": round(before, 3), "expected": round(after, 3)}
-                _log.info("experts move between ranks", extra={"fields": fields})
+            fields = {"layer": self._indices[layer], "imbalance": round(before, 3), "expected": round(after, 3)}
+            _log.info("experts move between ranks", extra={"fields": fields})
 
     def _move(self, layer: int, moving: Iterator[Move]) -> None:
         move = next(moving, None)
