@@ -5,6 +5,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -47,16 +48,19 @@ def most_cut_off(cut: Sequence[tuple[int, int]]) -> int:
 
 
 def gloo_address() -> str:
-    """Where gloo listens: on the device that GLOO_SOCKET_IFNAME names, or at the address of this machine's name."""
+    """Where gloo listens: on the device that GLOO_SOCKET_IFNAME names, or at an address of this machine's name, if it
+    is one of this machine.
+    """
     device = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
     for family in (socket.AF_INET, socket.AF_INET6):
         for entry in psutil.net_if_addrs().get(device, []):
             if entry.family == family:
                 return entry.address
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
+    with suppress(OSError):
+        for found, *_, where in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.create_server(where, family=found):
+                return str(where[0])
+    return "127.0.0.1"
 
 
 def _shared(store: Store, name: str, own: int, hosts: int, value: object) -> list[Any]:

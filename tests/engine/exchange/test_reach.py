@@ -1,3 +1,4 @@
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -43,3 +44,10 @@ def test_the_host_with_most_missing_connections_is_cut_off(cut: list[tuple[int, 
 def test_the_address_is_that_of_the_named_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth7")
     assert gloo_address() == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name, address", [("192.0.2.1", "127.0.0.1"), ("127.0.0.9", "127.0.0.9")])
+def test_an_address_of_another_machine_is_not_taken(name: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    assert gloo_address() == address
