@@ -29,11 +29,12 @@ def check_plan(plan: MeshPlan) -> None:
         drawn = all(f"{role}.{RANDOM_WEIGHTS}" in plan.settings for role in _roles(plan))
         check_model_dir(plan.model_dir, weights=not drawn)
     check_transfers(plan)
-    for http_port, grpc_port in plan.gateway_ports:
-        check_ports({"--http-port": http_port, "--grpc-port": grpc_port}, plan.host)
-    check_ports({"--scheduler-port": plan.scheduler_port})
-    if plan.scheduler_port in (plan.http_port, plan.grpc_port):
-        raise ConfigError("--http-port, --grpc-port, --scheduler-port: give three different ports")
+    gateways = [
+        (flag, plan.host, port)
+        for ports in plan.gateway_ports
+        for flag, port in zip(("--http-port", "--grpc-port"), ports, strict=True)
+    ]
+    check_ports([*gateways, ("--scheduler-port", HOST, plan.scheduler_port)])
 
 
 def check_metrics_ports(specs: Sequence[ServiceSpec]) -> None:
@@ -52,14 +53,23 @@ def check_transfers(plan: MeshPlan) -> None:
         raise ConfigError(f"--prefill and --kvstore need the package {TRANSPORT}: install deepmesh's requirements")
 
 
-def check_ports(ports: dict[str, int], host: str = HOST) -> None:
-    """Raises ConfigError for a port that is taken or given twice. `ports`: by the flag that sets each port."""
-    if len(set(ports.values())) < len(ports):
-        raise ConfigError(f"{', '.join(ports)}: give different ports")
-    for flag, port in ports.items():
-        if (why := why_not(host, port)) is not None:
-            other = flag if host == HOST or why_not(host, 0) is None else "--host"
-            raise ConfigError(f"cannot listen on {with_port(host, port)} ({why}): choose another with {other}")
+def check_ports(listeners: Sequence[tuple[str, str, int]]) -> None:
+    """Raises ConfigError for ports that are taken or given twice. `listeners`: flag, host and port of each."""
+    flags, hosts, ports = zip(*listeners, strict=True)
+    if len(set(ports)) < len(ports):
+        raise ConfigError(f"{', '.join(dict.fromkeys(flags))}: give different ports")
+    for host in dict.fromkeys(hosts):
+        if (why := why_not(host, 0)) is not None:
+            raise ConfigError(f"cannot listen on {host} ({why}): choose another with --host")
+    # All at once: a mesh that runs already has most of them.
+    refused = [
+        (f"{with_port(host, port)} ({why})", flag)
+        for flag, host, port in listeners
+        if (why := why_not(host, port)) is not None
+    ]
+    if refused:
+        places, by = (", ".join(dict.fromkeys(texts)) for texts in zip(*refused, strict=True))
+        raise ConfigError(f"cannot listen on {places}: choose {'another' if len(refused) == 1 else 'others'} with {by}")
 
 
 def _roles(plan: MeshPlan) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.composition import compose
-from launcher.plan import MeshPlan
+from launcher.plan import HOST, MeshPlan
 from launcher.preflight import (
     INDEX,
     TRANSPORT,
@@ -99,19 +99,26 @@ def test_a_plan_that_moves_kv_needs_ucx(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_free_ports_pass() -> None:
-    check_ports({"--http-port": free_port(), "--grpc-port": free_port()})
+    check_ports([("--http-port", HOST, free_port()), ("--grpc-port", HOST, free_port())])
 
 
-def test_a_taken_port_names_itself_and_its_flag() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} \(address already in use\).*--grpc-port"):
-            check_ports({"--http-port": free_port(), "--grpc-port": port})
+def test_taken_ports_name_themselves_and_their_flags() -> None:
+    with socket.create_server((HOST, 0)) as http, socket.create_server((HOST, 0)) as scheduler:
+        (_, first), (_, second) = http.getsockname(), scheduler.getsockname()
+        with pytest.raises(ConfigError) as caught:
+            check_ports(
+                [("--http-port", HOST, first), ("--grpc-port", HOST, free_port()), ("--scheduler-port", HOST, second)]
+            )
+    in_use = "(address already in use)"
+    assert caught.value.message == (
+        f"cannot listen on {HOST}:{first} {in_use}, {HOST}:{second} {in_use}: "
+        "choose others with --http-port, --scheduler-port"
+    )
 
 
 def test_an_address_that_this_machine_has_not_names_its_flag() -> None:
-    with pytest.raises(ConfigError, match=r"cannot listen on 256\.0\.0\.1:\d+ .*--host"):
-        check_ports({"--http-port": free_port()}, "256.0.0.1")
+    with pytest.raises(ConfigError, match=r"cannot listen on 256\.0\.0\.1 .*--host"):
+        check_ports([("--http-port", "256.0.0.1", free_port())])
 
 
 def test_a_taken_metrics_port_names_the_service_and_the_flag() -> None:
@@ -125,7 +132,7 @@ def test_a_taken_metrics_port_names_the_service_and_the_flag() -> None:
 def test_one_port_for_two_services_is_refused() -> None:
     port = free_port()
     with pytest.raises(ConfigError, match="different ports"):
-        check_ports({"--http-port": port, "--grpc-port": port})
+        check_ports([("--http-port", HOST, port), ("--grpc-port", HOST, port)])
 
 
 def test_weights_that_are_drawn_need_no_files(tmp_path: Path) -> None:
