@@ -86,12 +86,16 @@ class RequestSchedule:
     def prompts_left(self, work: StepWork) -> PromptsLeft:
         """What this work, which is not launched yet, leaves."""
         taken = {chunk.request.key: chunk.tokens for chunk in work.chunks}
-        begun = [
-            request.progress.tokens_at_most
-            for request in self._running.prompts
-            if request.progress.left > taken.get(request.key, 0)
-        ]
-        return PromptsLeft(self._waiting.tokens > 0, self._waiting.longest_next, max(begun, default=0))
+        begun, longest_next = 0, self._waiting.longest_next
+        for request in self._running.prompts:
+            progress = request.progress
+            if progress.left > taken.get(request.key, 0):
+                if progress.begun or request.key in taken:
+                    begun = max(begun, progress.tokens_at_most)
+                else:
+                    # It was admitted, and another rank's prompt goes first.
+                    longest_next = max(longest_next, progress.tokens_at_most)
+        return PromptsLeft(self._waiting.tokens > 0, longest_next, begun)
 
     def plan(self, suspended: int, prompt_limits: PromptLimits, arriving: Collection[bytes] = ()) -> StepPlan[Request]:
         """The next step. Nothing changes before `carry_out`.

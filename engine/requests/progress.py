@@ -74,6 +74,11 @@ class Progress:
         """Tokens to compute before the next one can be drawn: 1 while the request decodes."""
         return self.tokens_at_most - self.computed_at_most
 
+    @property
+    def begun(self) -> bool:
+        """Whether a row of this request, in flight or collected, has computed any token."""
+        return self.computed_at_most > max(self.known - self.rewind, 0)
+
     def lack_drafts(self, first_block: int) -> None:
         """Draft layers are not whole from this block on: its KV, or KV before it, came without them."""
         self.drafts_end = first_block if self.drafts_end is None else min(first_block, self.drafts_end)
