@@ -1,8 +1,10 @@
-"""Pages that another process has filled, entered into this process's page table many at a time."""
+"""Pages that another process fills: whether it has, and how they enter this process's page table many at a time."""
 
 import ctypes
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 
 # From <linux/mman.h>, since Linux 5.14.
 _MADV_POPULATE_READ = 22
@@ -25,3 +27,14 @@ def enter_pages(address: int, size_bytes: int) -> None:
     with ThreadPoolExecutor(_THREADS, "mapped-pages") as threads:
         # Each call lets other threads of Python run.
         list(threads.map(enter, range(0, size_bytes, part)))
+
+
+def are_filled(address: int, size_bytes: int) -> bool:
+    """Whether the memory has all these pages already, which may be another process's doing. False if the kernel does
+    not tell. address: a multiple of a page.
+    """
+    pages = np.zeros(-(-size_bytes // mmap.PAGESIZE), np.uint8)
+    asked = ctypes.CDLL(None).mincore(
+        ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), ctypes.c_void_p(pages.ctypes.data)
+    )
+    return asked == 0 and bool((pages & 1).all())

@@ -159,7 +159,9 @@ class DeviceMemory:
         return tags.result()
 
     def host_source(self, mapped: Pool) -> HostSource:
-        return DeviceSource(mapped, self._planes, self._stream)
+        source = DeviceSource(mapped, self._planes, self._stream)
+        source.lock_ahead()
+        return source
 
     def prepare(self, key: bytes) -> None:
         self._table(key)

@@ -9,8 +9,9 @@ import torch
 from cuda.bindings import driver
 
 from engine.runner.locked_regions import LockedRegions
+from engine.runner.locking_ahead import lock_ahead
 from engine.runner.piece_tags import TagsInProgress
-from mesh.mapped_pages import enter_pages
+from mesh.mapped_pages import are_filled, enter_pages
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check, Pending, Pool
 from transfer.segments import Tile
@@ -46,6 +47,15 @@ class DeviceSource:
         self._regions.lock_at(0)
         if not locks.starts:
             raise OSError(f"CUDA cannot page-lock it ({locks.status.name})")
+
+    def lock_ahead(self) -> None:
+        """Lock what the memory's owner has filled, and what it will fill, before it is read."""
+        address, device = self._mapped.ctypes.data, self._stream.device
+
+        def is_filled(start: int, size_bytes: int) -> bool:
+            return are_filled(address + start, size_bytes)
+
+        lock_ahead(self, self._regions, is_filled, lambda: torch.cuda.set_device(device))
 
     def copy(
         self, tile: Tile, sources: Sequence[int], blocks: Sequence[int], check: Check | None = None

@@ -2,26 +2,43 @@ import mmap
 import os
 import platform
 import resource
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mesh.mapped_pages import enter_pages
+from mesh.mapped_pages import are_filled, enter_pages
 
 PAGES = 5000
+SIZE = PAGES * mmap.PAGESIZE
+
+
+def mapped_twice() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Memory as two processes have it."""
+    file = os.memfd_create("filled")
+    try:
+        os.ftruncate(file, SIZE)
+        first, second = (np.frombuffer(mmap.mmap(file, SIZE), np.uint8) for _ in range(2))
+        return first, second
+    finally:
+        os.close(file)
 
 
 @pytest.mark.skipif(tuple(map(int, platform.release().split(".")[:2])) < (5, 14), reason="needs Linux 5.14")
 def test_entered_pages_are_read_without_faults() -> None:
-    file, size = os.memfd_create("filled"), PAGES * mmap.PAGESIZE
-    try:
-        os.ftruncate(file, size)
-        np.frombuffer(mmap.mmap(file, size), np.uint8)[:] = 7
-        mapped = np.frombuffer(mmap.mmap(file, size), np.uint8)
-    finally:
-        os.close(file)
-    enter_pages(mapped.ctypes.data, size)
+    written, mapped = mapped_twice()
+    written[:] = 7
+    enter_pages(mapped.ctypes.data, SIZE)
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
     assert mapped[:: mmap.PAGESIZE].min() == 7
     # Else there is one for each few pages that the kernel enters by itself.
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < PAGES // 100
+
+
+def test_pages_are_filled_once_another_mapping_wrote_them() -> None:
+    written, read = mapped_twice()
+    written[: SIZE - mmap.PAGESIZE] = 7
+    assert are_filled(read.ctypes.data, SIZE - mmap.PAGESIZE)
+    assert not are_filled(read.ctypes.data, SIZE)
+    written[-1] = 7
+    assert are_filled(read.ctypes.data, SIZE)
