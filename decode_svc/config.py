@@ -12,7 +12,7 @@ class DecodeQueueConfig(Config):
     """Limits of what waits on this worker; requests beyond them are placed on another worker."""
 
     waiting_requests: int = Field(default=1024, ge=0)
-    """Requests beyond those that run at once."""
+    """Requests that wait because the batch is full."""
     queued_prefill_tokens: int = Field(default=1_000_000, ge=1)
     """Prompt tokens accepted but not computed yet; a single request may exceed the limit if it is alone."""
     kept_tokens: int = Field(default=8_000_000, ge=1, json_schema_extra=INTERNAL)

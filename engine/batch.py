@@ -79,7 +79,7 @@ class Row(msgspec.Struct, frozen=True):
     shared: int = 0
     # The prompt's token after the row's last one, if the row draws none.
     next_token: int | None = None
-    # Whether the token after the last one that the host knows is a thought. Set if drafts of the row, or of one that
+    # Whether the model thinks after the last token that the host knows. Set if drafts of this row, or of the row that
     # follows it, may be accepted relaxedly while the model thinks; None if drafts are accepted strictly.
     thinking: bool | None = None
     # Set if only some tokens may be drawn.

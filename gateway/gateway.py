@@ -118,8 +118,7 @@ class Gateway:
         Raises InvalidRequest, UnknownModel, NoWorker, Overloaded, DeadlineExceeded, SlowClient, WorkerLost and
         SchedulerUnavailable, on entry or from `next`.
         """
-        longest = self.config.limits.generation_seconds
-        deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
+        deadline = self._deadline(timeout_seconds)
         ask_span = span("gateway.request", tenant=tenant.name, api=api)
         with ask_span, Account(tenant, api, self._clock, self.answers) as account, tenant.admitted():
             self._quotas.admit(tenant.name, self._clock())
@@ -142,8 +141,7 @@ class Gateway:
         Yields the generation, and how the API writes it. `ask` is the original request, for the case that no worker has
         the stream's log. Raises UnknownStream, StreamGone, and what `generate` raises.
         """
-        longest = self.config.limits.generation_seconds
-        deadline = self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
+        deadline = self._deadline(timeout_seconds)
         claim = self.streams.claim(token, tenant.name)
         ask_span = span("gateway.request", tenant=tenant.name, api=api, resumed_at=position)
         with ask_span, Account(tenant, api, self._clock, self.answers) as account, tenant.admitted():
@@ -174,6 +172,11 @@ class Gateway:
             opened = self.dispatcher.open(account.dispatch(sibling), generation.deadline, leader.placement)
             async with opened as live, self._charged(live, tenant):
                 yield account.accept(live)
+
+    def _deadline(self, timeout_seconds: float | None) -> float:
+        """On the event loop's clock. timeout_seconds: how long the client waits; None if it does not say."""
+        longest = self.config.limits.generation_seconds
+        return self._clock() + (longest if timeout_seconds is None else min(longest, timeout_seconds))
 
     async def _prepared(self, ask: Ask, tenant: Tenant, deadline: float) -> Prepared:
         """Prepare the request and charge its prompt to the quotas. Raises as `Intake.prepare`, and DeadlineExceeded."""

@@ -207,7 +207,7 @@ class Generation:
         return failure
 
     def pop_doubt(self) -> bool:
-        """Whether the worker could not be reached since the last call of this."""
+        """Whether `doubt` was called since this was last asked."""
         doubted, self._doubted = self._doubted, False
         return doubted
 

@@ -1,4 +1,4 @@
-"""The gateway's side of placement: whoever answers where an attempt goes, and hears how it ended."""
+"""The gateway's side of placement: what says where an attempt goes, and is told how it ended."""
 
 from typing import Protocol
 

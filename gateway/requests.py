@@ -110,7 +110,7 @@ def validate_cache_salt(cache_salt: str) -> None:
 
 
 def validate_priority(priority: int) -> None:
-    """Raises InvalidRequest for one that does not fit 32 bits."""
+    """Raises InvalidRequest if the priority does not fit a signed integer of 32 bits."""
     if not -(2**31) <= priority < 2**31:
         raise InvalidRequest(f"priority {priority} is no 32-bit integer", field="priority")
 

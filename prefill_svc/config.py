@@ -12,7 +12,7 @@ class PrefillQueueConfig(Config):
     """Limits of what waits on this worker; prompts beyond them are placed on another worker."""
 
     waiting_prompts: int = Field(default=256, ge=0)
-    """Prompts beyond those that run at once."""
+    """Prompts that wait because the batch is full."""
     queued_tokens: int = Field(default=1_000_000, ge=1)
     """Tokens accepted but not computed yet; a single prompt may exceed the limit if it is alone."""
 

@@ -25,7 +25,10 @@ class Ranks(Protocol):
         sparse: SparsePrefill | None = None,
         booked: int | None = None,
     ) -> int:
-        """A key for a prompt that will be submitted next; `computes_prompt` is True. booked: as on a decode worker."""
+        """A key for a prompt that will be submitted next; `computes_prompt` is True.
+
+        booked: the rank on which the scheduler counts the prompt, if it says so.
+        """
         ...
 
     def submit(self, submit: Submit) -> None: ...

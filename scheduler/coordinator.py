@@ -206,12 +206,9 @@ class Coordinator:
         """Returns `workers`. Raises NoWorker or UnknownModel if none of them decodes."""
         if any(worker.decodes for worker in workers):
             return workers
-        error: MeshError
         if self._registry.knows_model(model):
-            error = NoWorker(f"no live decode worker serves model {model!r} now: retry once one has started")
-        else:
-            error = UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
-        raise error
+            raise NoWorker(f"no live decode worker serves model {model!r} now: retry once one has started")
+        raise UnknownModel(f"no worker ever served model {model!r}: see ListModels for those there are")
 
     def _remember(self, chosen: Terms | None, reason: str, compared: Comparison) -> None:
         self._decisions.add(Decision(self._wall_clock(), chosen, reason, compared))

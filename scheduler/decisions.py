@@ -11,8 +11,8 @@ from scheduler.placement.terms import Terms
 
 # How many of a decision's candidates are shown.
 SHOWN_CANDIDATES = 16
-# How many requests the decisions may hold that were on the chosen workers before, in sum: what was compared has the
-# times of each, 80 bytes. It is enough for 2,000 decisions on workers with 250 requests.
+# A decision keeps the times of each request that was on the chosen workers, 80 bytes a request. All decisions keep at
+# most this many, which is enough for 2,000 decisions on workers with 250 requests.
 MOST_REQUESTS = 500_000
 
 

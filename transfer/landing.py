@@ -26,9 +26,9 @@ NOT_BELIEVED = "NOT_BELIEVED"
 
 
 class Phase(Enum):
-    # Nothing of the segment has come.
+    # No message of the segment has arrived.
     EXPECTED = auto()
-    # Its message has come and waits for a slot.
+    # Its message has arrived and waits for a slot.
     ARRIVED = auto()
     # UCX is writing it into its slot.
     RECEIVING = auto()
@@ -76,7 +76,7 @@ class Landing:
         return self._segments[index].phase
 
     def arrive(self, index: int, size_bytes: int) -> str | None:
-        """A message with this segment's tag has come. Returns why to drop it; None to receive it."""
+        """A message with this segment's tag has arrived. Returns why to drop it; None to receive it."""
         segment = self._segments[index]
         if self.ended or segment.phase is not Phase.EXPECTED:
             return DUPLICATE_SEGMENT

@@ -92,7 +92,7 @@ class KvMemory(Protocol):
         ...
 
     def received(self, staging: Any, size_bytes: int) -> None:
-        """The first bytes of a staging buffer have come from a peer: `tags` and `land` read them."""
+        """A peer's bytes lie at the start of a staging buffer: `tags` and `land` read them next."""
         ...
 
     def tags(self, staging: Any, tile: Tile, keyed: Sequence[KeyedPieces]) -> list[bytes]:

@@ -26,8 +26,6 @@ from transfer.tally import Tally
 from transfer.ticket import Announcement
 from transfer.transport import Arrival, Transmission, Transport
 
-# Why a segment was refused; keys of TransferCounters.refused.
-
 
 @dataclass(eq=False)
 class _Receive:
@@ -43,7 +41,8 @@ class _Copy:
 
     incoming: Incoming
     index: int
-    # Whether it was right, if it was sent; else why it must not be used, if there is a reason.
+    # For a segment in a slot, whether its checksum was right; for one read where it lies with the sender, why it must
+    # not be used, None if it may be.
     landed: Pending[bool] | Pending[str | None]
 
 

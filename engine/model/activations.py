@@ -73,7 +73,7 @@ class Normalized:
         return self.plain
 
     def in_form(self, form: InputForm) -> Activations:
-        """form: one of those that were asked for."""
+        """The tokens in a form that a layer asked for."""
         if form is InputForm.PLAIN:
             return self.unquantized()
         assert self.quantized is not None

@@ -125,7 +125,7 @@ class MixtureOfExperts:
 
         counted: [tokens] bool, whether a token is of a request; None if all are. Padding goes to no expert: among few
         tokens each expert that is chosen costs the time to read it. everywhere: all ranks have these tokens, which are
-        few; what comes out is this rank's part of a sum over the ranks.
+        few; the result is this rank's part of a sum over the ranks.
         """
         most = chunk_tokens(self._group.ranks)
         if hidden.tokens <= most:
@@ -136,10 +136,10 @@ class MixtureOfExperts:
     def routed(
         self, hidden: Normalized, counted: torch.Tensor | None = None, *, everywhere: bool = False
     ) -> ExpertOutputs:
-        """What the experts that each token chose make of it, and shared ones that are computed with them.
+        """The outputs of each token's chosen experts, and of shared experts that are computed with them.
 
-        If ranks divide the experts: what this rank's experts make of the tokens of all ranks. Arguments as in
-        `forward`.
+        If ranks divide the experts, these are the outputs of this rank's experts for the tokens of all ranks. Arguments
+        as in `forward`.
         """
         exchanges = self._group.divides and not everywhere
         return self._computed(self._send(hidden, counted, exchanges=exchanges))

@@ -20,10 +20,10 @@ from engine.step.step_work import Proposal, StepWork
 
 
 class Pacing:
-    """Asks the policies that bound a step's prompts and drafts, and tells them what came of each step.
+    """Asks the policies that bound a step's prompts and drafts, and tells them how each step went.
 
     For each step the engine calls `limits`, plans, calls `propose`, and then `agreed` with the shape that all ranks
-    launch. It calls `collected` once the step's samples have come, which with overlap is after `agreed` of the step
+    launch. It calls `collected` once the step's samples are there, which with overlap is after `agreed` of the step
     that follows. No other class writes the policies or the meter:
 
         Alignment   waiting prompts begin together with those of other ranks

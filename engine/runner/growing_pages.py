@@ -1,4 +1,4 @@
-"""Page-locked host memory that grows while what is there is used: a machine may give it slowly, and no start waits."""
+"""Page-locked host memory that grows while it is in use: a machine may lock pages slowly, and no start waits for it."""
 
 import logging
 import math

@@ -142,7 +142,7 @@ class PairReader(CallReader):
         self._place, self._after_call, self._pending = Place.OUTSIDE, True, ""
 
     def _break(self, text: str, end: int, parsed: Parsed) -> str:
-        """The call does not go on as it should: it ends, and what is left of it is content, up to `end`."""
+        """The call is malformed: end it, and report its rest, up to `end`, as content."""
         pending = self._pending
         if self._place is not Place.NAME:
             self._close(parsed)

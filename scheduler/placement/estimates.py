@@ -82,8 +82,8 @@ def measures(
 
 
 def measured(value: float | None, changed_at: float, constant: float = 1.0, first: float | None = None) -> Measured:
-    """A measurement in comparable form. constant: replaces the value if there is none; first: what was measured before
-    the worker served.
+    """A measurement in comparable form. constant: the value if nothing was measured; first: the value from before the
+    worker served.
     """
     assumed = log(first / constant) if first else None
     return (value, log(value / constant), changed_at, assumed) if value else (constant, 0.0, NEVER, assumed)

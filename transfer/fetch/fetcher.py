@@ -53,7 +53,7 @@ class _Fetch:
     blocks: Sequence[int]
     began: float
     deadline: float
-    # Set once the answer has come: when it came, how many leading blocks the store had in memory, and the landing.
+    # Set once the store has answered: when it did, how many leading blocks it had in memory, and (below) the landing.
     answered: float | None = None
     in_memory: int = 0
     # How many leading blocks come with their draft layers.

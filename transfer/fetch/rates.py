@@ -13,7 +13,7 @@ class FetchRates:
 
     def observe(self, blocks: int, in_memory: int, size_bytes: int, seconds: float) -> None:
         """Note a fetch of `blocks` blocks that the store had, the first `in_memory` of them in memory. size_bytes: of
-        those that came in this time; of a block at least, if none did.
+        the blocks that arrived in these seconds, or of one block if none did.
 
         It counts for memory if all blocks were there, and for the disk if at most a quarter was in memory. Any other
         fetch says little of either tier and is ignored.

@@ -78,7 +78,7 @@ class Scratch:
         return [self._tensors[shape] for shape in shapes]
 
     def leave(self) -> None:
-        """One of those that took memory needs it no more; with the last of them it is freed."""
+        """One caller of `take` no longer needs the tensors; the last one frees them."""
         self._users -= 1
         if not self._users:
             self._tensors.clear()
