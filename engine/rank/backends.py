@@ -38,7 +38,6 @@ class Backends:
         self._between_gpus: PeerExchange | None = None
         # Has the device wait for no rank of another host.
         self._leave: Callable[[], None] = lambda: None
-        self._goes_on_without = False
         self._model: Model | None = None
         # `kv_namespace` of the configuration that loaded the model, and the checkpoint's fingerprint then.
         self._loaded: tuple[str | None, str] = (None, "")
@@ -51,7 +50,6 @@ class Backends:
         Raises CheckpointError, ConfigError, EngineFailed, RankLost.
         """
         times = times or StartTimes()
-        self._goes_on_without = config.parallel.least_hosts is not None
         if config.backend == "oracle":
             return OracleBackend(config)
         # Imported only here: without torch an oracle rank starts fast and small.
@@ -83,10 +81,8 @@ class Backends:
     @property
     def can_regroup(self) -> bool:
         """Whether what was loaded can serve with the ranks of another group, in place of some that were lost. DeepEP's
-        communicators cannot be made again. On GPUs only the way that ran there: on without the hosts that were lost.
+        communicators cannot be made again.
         """
-        if self._between_gpus is not None and not self._goes_on_without:
-            return False
         return self._model is None or not self._model.expert_group.uses_deep_ep
 
     def leave(self) -> None:
@@ -96,11 +92,11 @@ class Backends:
     def regroup(self, peers: Peers, config: EngineConfig) -> bool:
         """Have the next backend exchange with the ranks of a new group. Returns whether it keeps the weights. It does
         not if it has another place, or if experts move: what a rank that was lost held of them is not known to the one
-        that replaces it. Nor on a GPU, where ranks that keep weights have not been seen to meet ranks that load.
+        that replaces it.
         """
         moves = config.settled_balance.interval_steps is not None or config.balance.placement_file is not None
         stays = self._peers is not None and peers.in_worker == self._peers.in_worker
-        keeps = stays and not moves and self._between_gpus is None
+        keeps = stays and not moves
         if not keeps:
             self._model = None
         # All ranks run the steps of a warm-up together, and some of them are new.

@@ -23,7 +23,7 @@ def settings_of(ranks: int, **parallel: object) -> tuple[str, ...]:
 @pytest.mark.parametrize("lost", [1, 0], ids=["the second host", "the first host"])
 async def test_ranks_on_gpus_outlive_another_host(lost: int, tmp_path: Path) -> None:
     deployed = partial(on_hosts, hosts=3, gpus=find_gpus())
-    async with model_mesh(tiny_checkpoint(tmp_path), deployed, settings_of(3, least_hosts=2)) as mesh:
+    async with model_mesh(tiny_checkpoint(tmp_path), deployed, settings_of(3)) as mesh:
         struck = await Struck.of(mesh, 3)
         seconds = await struck.outlive_killed(mesh, lost)
     sys.stdout.write(f"\nhost {lost} of 3 killed: the worker serves again after {seconds:.1f} s\n")
