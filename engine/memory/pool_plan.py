@@ -1,5 +1,6 @@
 """The size of a model's KV pool on its device, and of what must fit next to it."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from engine.config import EngineConfig, ResolvedEngineConfig
 from engine.memory.free_memory import free_bytes
 from engine.memory.memory_plan import (
+    CAPTURED_LAYER_BYTES,
     CPU_POOL_BYTES,
     FRAGMENTATION,
     LEAST_POOL_PART,
@@ -21,13 +23,14 @@ from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.model.state import make_state
 from engine.runner.capture import CudaCapture
-from engine.runner.graph_sizes import graph_sizes
+from engine.runner.graph_sizes import graph_depths, graph_sizes
 from engine.runner.sizes import (
     capture_decoding,
     capture_drafting,
     capture_prompts,
     captured_prompts,
     most_draft_positions,
+    step_sizes,
 )
 from engine.runner.two_batch_times import may_take_two
 from engine.step.two_batch import ALWAYS, NEVER
@@ -161,9 +164,16 @@ def _reserve(model: Model, resolved: ResolvedEngineConfig, longest: int, block_b
             graphs = graph_bytes(lambda: capture_decoding(model, state, sizes, longest, CudaCapture(), two_batch))
         # The largest was captured alone; the others take its memory, except for what each of them keeps.
         graphs += kept_bytes(model.config, config, item_bytes)
+        graphs += CAPTURED_LAYER_BYTES * model.config.num_hidden_layers * _captured_steps(resolved)
         most = captured_prompts(resolved)
         prompts = graph_bytes(lambda: capture_prompts(model, state, resolved, [most], CudaCapture()))
         return _Reserve(workspace, graphs + prompts, copies)
+
+
+def _captured_steps(resolved: ResolvedEngineConfig) -> int:
+    config, most = resolved.config, captured_prompts(resolved)
+    prompts = bisect_right(step_sizes(config.max_step_tokens, most), most)
+    return len(graph_sizes(config)) * len(graph_depths(config)) + prompts
 
 
 def _foreign_blocks(model: Model, config: EngineConfig, longest: int, affordable: int) -> int:

@@ -1,5 +1,7 @@
 """Numbers of rows of captured decode steps. Pure."""
 
+from collections.abc import Sequence
+
 from engine.config import EngineConfig
 from engine.pace.tails import most_rows
 
@@ -20,9 +22,13 @@ def kept_rows(config: EngineConfig) -> int:
     """Rows of all captured decode steps: each graph keeps its own output, and shares all other memory with the others.
     A row of a graph with drafts counts once for each of its tokens.
     """
+    return sum(graph_sizes(config)) * sum(1 + depth for depth in graph_depths(config))
+
+
+def graph_depths(config: EngineConfig) -> Sequence[int]:
+    """How many drafts captured decode steps verify: there are graphs of all sizes for each depth."""
     drafts = config.drafts
-    depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
-    return sum(graph_sizes(config)) * sum(1 + depth for depth in depths)
+    return range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
 
 
 def default_sizes(max_requests: int, coarse: bool = False) -> list[int]:

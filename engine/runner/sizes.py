@@ -14,6 +14,7 @@ from engine.drafts.graphs import DraftGraphs
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.runner.capture import Capture
+from engine.runner.graph_sizes import graph_depths
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.step.two_batch import TwoBatch
@@ -65,10 +66,8 @@ def capture_drafting(
     two_batch: TwoBatch,
 ) -> DraftGraphs:
     """As `capture_decoding`, for steps with drafts."""
-    drafts = config.drafts
-    depths = range(1 + drafts.most) if drafts.next_n == "auto" else [drafts.most]
     blocks = blocks_for(longest + most_draft_positions(config))
-    return DraftGraphs(model, state, sizes, depths, blocks, capture, two_batch)
+    return DraftGraphs(model, state, sizes, graph_depths(config), blocks, capture, two_batch)
 
 
 def captured_prompts(resolved: ResolvedEngineConfig) -> int:
