@@ -114,6 +114,8 @@ def costs_of(ranks: int, layers: int) -> CostModel:
         prefill_tokens_per_second=1000 / token_ms,
         prefill_pairs_ms=measured.prefill_pairs_ms * layers / depth,
         prefill_step_ms=measured.prefill_step_ms * layers / depth,
+        launch_ms=measured.launch_ms * layers / depth,
+        captured_launch_ms=measured.captured_launch_ms * layers / depth,
     )
 
 

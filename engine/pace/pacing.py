@@ -67,7 +67,8 @@ class Pacing:
             self._divided_tokens,
             most_tokens=most.all,
             most_alone=most.alone,
-            waiting_from=None if self._turns is None or self._turns.open else LONG_PROMPT,
+            long_tokens=None if self._turns is None else LONG_PROMPT,
+            turn=self._turns is None or self._turns.open,
             decodes=self._others_decode,
         )
 

@@ -140,16 +140,19 @@ def _chunks(
         work.append((level, candidate.request, candidate.step_tokens, candidate.computed_again))
     if standing is not ALONE:
         work.sort(key=lambda each: each[0])
-    chunks = []
+    chunks, turn = [], bounds.turn
     divided, alone = bounds.divided_tokens, budget if bounds.most_alone is None else bounds.most_alone
     for _, request, left, again in work:
         tokens = min(budget, left)
-        if bounds.waiting_from is not None and request.progress.computed_at_most + left >= bounds.waiting_from:
+        is_long = bounds.long_tokens is not None and request.progress.computed_at_most + left >= bounds.long_tokens
+        if is_long and not turn:
             tokens = 0
         elif divided is None or tokens < divided:
             tokens = min(tokens, alone)
         if tokens and tokens >= again:
             chunks.append(Chunk(request, tokens))
+            # A second one's head would be computed here alone, in several times the time that all ranks take for it.
+            turn = turn and not is_long
             budget -= tokens
             alone = max(alone - tokens, 0)
     return chunks

@@ -61,8 +61,10 @@ class PromptLimits:
     # The most prompt tokens of the step, if any request decodes, that this rank computes alone, since they are no chunk
     # that is divided; None if `most_tokens` bounds them.
     most_alone: int | None = None
-    # If any request decodes, prompts of at least this many tokens wait; None if none waits.
-    waiting_from: int | None = None
+    # If any request decodes, a step takes one prompt of at least this many tokens, which all ranks compute, and
+    # none without a `turn`; None if such prompts are taken like others.
+    long_tokens: int | None = None
+    turn: bool = True
     # Whether requests decode on some rank. If all requests here stall and none decodes elsewhere, `most_tokens` does
     # not count: prompts then hold up no request, and may hold the blocks that are missing.
     decodes: bool = False

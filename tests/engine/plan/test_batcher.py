@@ -217,7 +217,22 @@ def test_a_chunk_that_ranks_divide_may_be_larger() -> None:
 
 
 def test_long_prompts_wait_for_their_turn_short_ones_never() -> None:
-    limits = PromptLimits(divided_tokens=100, most_tokens=120, most_alone=30, waiting_from=200)
+    limits = PromptLimits(divided_tokens=100, most_tokens=120, most_alone=30, long_tokens=200, turn=False)
     decoding, long = [running(0, 11, 10, [0])], running(1, 500, 440, range(1, 9))
     assert chunks_of(plan(decoding, [long, running(2, 50, 40, [9])], prompt_limits=limits)) == [(2, 10)]
     assert chunks_of(plan([], [long], prompt_limits=limits)) == [(1, 60)]
+
+
+def test_a_step_takes_one_long_prompt() -> None:
+    limits, room = PromptLimits(divided_tokens=100, long_tokens=200), Limits(max_step_tokens=1000, max_requests=8)
+    decoding, blocks = [running(0, 11, 10, [0])], range(1, 9)
+    first, rest, second, short = (
+        running(*each, blocks) for each in ((1, 250, 0), (1, 250, 240), (2, 300, 0), (3, 150, 0))
+    )
+
+    def chunks(decoding: list[Request], *prompts: Request) -> list[tuple[int, int]]:
+        return chunks_of(plan(decoding, list(prompts), limits=room, prompt_limits=limits))
+
+    assert chunks(decoding, first, second, short) == [(1, 250), (3, 150)]
+    assert chunks(decoding, rest, second) == [(1, 10)]
+    assert chunks([], first, second) == [(1, 250), (2, 300)]

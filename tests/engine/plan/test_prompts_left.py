@@ -14,7 +14,7 @@ def test_a_prompt_that_was_admitted_has_not_begun() -> None:
     schedule.enqueue(request)
     assert schedule.prompts_left(StepWork()) == PromptsLeft(True, 300, 0)
     # Another rank's prompt goes first.
-    schedule.carry_out(schedule.plan(0, PromptLimits(divided_tokens=100, waiting_from=100, decodes=True)))
+    schedule.carry_out(schedule.plan(0, PromptLimits(divided_tokens=100, long_tokens=100, turn=False, decodes=True)))
     schedule.run(request)
     assert schedule.prompts_left(StepWork()) == PromptsLeft(False, 300, 0)
     work = StepWork(chunks=[Chunk(request, 200)])
