@@ -13,26 +13,29 @@ from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "scores.cu"
 Arguments = structure(SOURCE, "Arguments")
-HEADS, WIDTH, THREADS, CTAS = 64, 128, 288, 2
+# Heads of DeepSeek-V3.2's indexers and of GLM-5's. A kernel each.
+HEADS = 64, 32
+WIDTH, THREADS, CTAS = 128, 288, 2
 # Rows of WIDTH bytes in a block of keys and their scales.
 BLOCK_ROWS = BLOCK_TOKENS * (WIDTH + SCALE_BYTES) // WIDTH
 
 
 def takes(queries: IndexQueries, pool: torch.Tensor) -> bool:
-    """Whether this kernel computes it: quantized keys of DeepSeek-V3.2's shape, on Hopper."""
-    return pool.dtype == torch.uint8 and queries.values.shape[1:] == (HEADS, WIDTH) and is_hopper(pool.device)
+    """Whether this kernel computes it: quantized keys of DeepSeek-V3.2's width, on Hopper."""
+    heads, width = queries.values.shape[1:]
+    return pool.dtype == torch.uint8 and heads in HEADS and width == WIDTH and is_hopper(pool.device)
 
 
 def index_scores(queries: IndexQueries, pool: torch.Tensor, plan: DecodePlan, out: torch.Tensor) -> None:
-    tokens, device = len(queries.values), pool.device
+    (tokens, heads, _), device = queries.values.shape, pool.device
     if not tokens:
         return
     arguments = Arguments(
         pool_boxes=encode_rows(pool.data_ptr(), len(pool) * BLOCK_ROWS, WIDTH, BLOCK_TOKENS, WIDTH),
-        query_boxes=encode_rows(queries.values.data_ptr(), tokens * HEADS, WIDTH, HEADS, WIDTH),
+        query_boxes=encode_rows(queries.values.data_ptr(), tokens * heads, WIDTH, heads, WIDTH),
         pool=pool.data_ptr(), weights=queries.weights.data_ptr(), block_table=plan.block_table.data_ptr(),
         lengths=plan.lengths.data_ptr(), out=out.data_ptr(), rows=plan.rows, table_stride=plan.block_table.stride(0),
         query_tokens=plan.query_tokens, out_width=out.shape[1],
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, "index_scores", device.index or 0)
+    kernel = load_kernel(SOURCE, f"index_scores_{heads}", device.index or 0)
     kernel.launch((CTAS * processors(device), 1, 1), THREADS, arguments, dependent=True)

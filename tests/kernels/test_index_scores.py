@@ -72,18 +72,19 @@ def test_the_cuda_form_takes_quantized_keys_of_published_widths(monkeypatch: pyt
     pytest.importorskip("cuda.bindings")
     form = import_module("kernels.index_scores.warpgroups")
     monkeypatch.setattr(form, "is_hopper", lambda _: True)
-    shapes = [(64, 128, E4M3), (32, 128, E4M3), (64, 64, E4M3), (64, 128, torch.bfloat16)]
+    shapes = [(64, 128, E4M3), (32, 128, E4M3), (64, 64, E4M3), (48, 128, E4M3), (64, 128, torch.bfloat16)]
     cases = [index_contexts([70], 2, heads, width, dtype, torch.device("cpu")) for heads, width, dtype in shapes]
-    assert [form.takes(case.queries, case.pool) for case in cases] == [True, False, False, False]
+    assert [form.takes(case.queries, case.pool) for case in cases] == [True, True, False, False, False]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", [[1, 64, 65, 3500], [32768] * 4, [131072]], ids=["ragged", "even", "long"])
 @pytest.mark.parametrize("query_tokens", [1, 2, 4, 301])
+@pytest.mark.parametrize("heads", [64, 32])
 # The tensor cores' own sums of FP8 products have 14 bits.
 @pytest.mark.parametrize(("module", "error"), [("triton", 1e-4), ("warpgroups", 2e-3)], ids=["triton", "cuda"])
 def test_scores_at_published_widths(
-    lengths: list[int], query_tokens: int, module: str, error: float, device: torch.device
+    lengths: list[int], query_tokens: int, heads: int, module: str, error: float, device: torch.device
 ) -> None:
-    case = index_contexts([length + query_tokens for length in lengths], query_tokens, 64, 128, E4M3, device)
+    case = index_contexts([length + query_tokens for length in lengths], query_tokens, heads, 128, E4M3, device)
     assert_scores(case, poisoned_scores(case, import_module(f"kernels.index_scores.{module}").index_scores), error)

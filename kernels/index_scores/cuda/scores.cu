@@ -5,24 +5,24 @@
 //
 // Roles in a CTA: one warp copies blocks and queries. Two warpgroups take every other unit each. Keys are the rows of a product
 // and its first operand, in registers: so a stage is free once they are loaded, shared memory is read for queries alone, and a
-// key's 64 heads are in four threads, which add them up without shared memory. While one warpgroup adds, others have the tensor
+// key's heads are in four threads, which add them up without shared memory. While one warpgroup adds, others have the tensor
 // cores.
 //
-// Bytes: 132 a key, once for decode; 4 a score. FLOPs: 2 * 64 * 128 for each key and query, at least 128 cycles a block and
-// query, when a multiprocessor's share of memory's bandwidth brings a block in 466. Sums of 128 products are the tensor cores'
-// own, as in the published kernels; those of 64 heads are in float32.
+// Bytes: 132 a key, once for decode; 4 a score. FLOPs: 2 * 64 * 128 for each key and query of 64 heads, at least 128 cycles a block
+// and query, when a multiprocessor's share of memory's bandwidth brings a block in 466. Sums of 128 products are the tensor cores'
+// own, as in the published kernels; those of heads are in float32.
 
 #include "../../cuda/hopper.cuh"
 
-constexpr int HEADS = 64, WIDTH = 128, BLOCK = 64, TOGETHER = 4, STAGES = 8;
+constexpr int WIDTH = 128, BLOCK = 64, TOGETHER = 4, STAGES = 8;
 // A block of the pool: its keys, then their scales. As rows of 128 bytes.
 constexpr int KEY_BYTES = BLOCK * WIDTH, SCALES_BYTES = BLOCK * 4, BLOCK_BYTES = KEY_BYTES + SCALES_BYTES, BLOCK_ROWS = BLOCK_BYTES / WIDTH;
-constexpr int QUERY_BYTES = HEADS * WIDTH, WEIGHT_BYTES = HEADS * 4;
 constexpr int SCORERS = 2, SCORE_THREADS = SCORERS * 128, THREADS = SCORE_THREADS + 32, CTAS = 2;
 
-// Keys and queries are 64 rows of 128 bytes, swizzled.
+// Keys are 64 rows of 128 bytes and queries as many as heads, swizzled. HEADS: 32 or 64.
+template <int HEADS>
 struct Shared {
-  u8 queries[TOGETHER][QUERY_BYTES];
+  u8 queries[TOGETHER][HEADS * WIDTH];
   u8 keys[STAGES][KEY_BYTES];
   float scales[STAGES][BLOCK];
   float weights[TOGETHER][HEADS];
@@ -33,7 +33,7 @@ struct Shared {
 };
 
 struct Arguments {
-  // Boxes of 64 rows of 128 bytes in the pool and in the queries.
+  // Boxes of 64 rows of 128 bytes in the pool, and of a query's heads in the queries.
   TensorMap pool_boxes, query_boxes;
   const u8* pool;
   // [rows * query_tokens, heads]
@@ -110,17 +110,19 @@ __device__ __forceinline__ void wait_for_queries() {
   start_next();
 }
 
-__device__ __forceinline__ void copy_queries(Shared& shared, const Arguments& given, const Piece& piece) {
+template <int HEADS>
+__device__ __forceinline__ void copy_queries(Shared<HEADS>& shared, const Arguments& given, const Piece& piece) {
   int queries = piece.queries(given);
   long long first = piece.query(given);
-  arrive_and_expect(&shared.query_full, queries * (QUERY_BYTES + WEIGHT_BYTES));
+  arrive_and_expect(&shared.query_full, queries * HEADS * (WIDTH + 4));
   for (int i = 0; i < queries; i++) {
     copy_box(shared.queries[i], given.query_boxes, 0, (first + i) * HEADS, &shared.query_full);
-    copy_run(shared.weights[i], given.weights + (first + i) * HEADS, WEIGHT_BYTES, &shared.query_full);
+    copy_run(shared.weights[i], given.weights + (first + i) * HEADS, HEADS * 4, &shared.query_full);
   }
 }
 
-__device__ __forceinline__ void copy_block(Shared& shared, const Arguments& given, int unit, int block) {
+template <int HEADS>
+__device__ __forceinline__ void copy_block(Shared<HEADS>& shared, const Arguments& given, int unit, int block) {
   int stage = unit % STAGES;
   wait(&shared.empty[stage], (unit / STAGES & 1) ^ 1);
   arrive_and_expect(&shared.full[stage], BLOCK_BYTES);
@@ -130,7 +132,8 @@ __device__ __forceinline__ void copy_block(Shared& shared, const Arguments& give
 
 // One warp: copies the queries and blocks of all pieces. A lane looks up every 32nd block, 32 of them ahead. The plan and the keys
 // are older than the previous kernel, which makes queries: the first blocks are copied before it has ended.
-__device__ __forceinline__ void produce(Shared& shared, const Arguments& given) {
+template <int HEADS>
+__device__ __forceinline__ void produce(Shared<HEADS>& shared, const Arguments& given) {
   int lane = threadIdx.x % 32, unit = 0, pieces = 0, ahead = 0;
   Walk walk(given);
   Piece piece;
@@ -174,7 +177,7 @@ __device__ __forceinline__ void load_keys(Keys& keys, const u8* stage) {
                  : "r"(base + ((step * 2 + lane / 16) ^ (row & 7)) * 16) : "memory");
 }
 
-// The products of 64 keys and a query's 64 heads. The thread has two keys, 8 apart, and two heads of each 8.
+// The products of 64 keys and 64 heads, of one query or of two. The thread has two keys, 8 apart, and two heads of each 8.
 __device__ __forceinline__ void multiply_heads(float (&products)[32], const Keys& keys, const u8* query) {
   u64 heads = descriptor<1>(shared_address(query));
   wgmma_fence();
@@ -185,17 +188,20 @@ __device__ __forceinline__ void multiply_heads(float (&products)[32], const Keys
   pin(products);
 }
 
-// The weighted sum over heads, for the first of the thread's keys in even threads and for the second in odd ones.
-__device__ __forceinline__ float add_heads(const float (&products)[32], const float* weights) {
+// The weighted sum over the heads of the product's query `at`, for the first of the thread's keys in even threads and for the
+// second in odd ones.
+template <int HEADS>
+__device__ __forceinline__ float add_heads(const float (&products)[32], int at, const float* weights) {
   const float2* own = reinterpret_cast<const float2*>(weights) + threadIdx.x % 4;
   float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < HEADS / 8; i++) {
     float2 weight = own[i * 4];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      sum[half] = fmaf(fmaxf(products[i * 4 + half * 2], 0.0f), weight.x, sum[half]);
-      sum[half] = fmaf(fmaxf(products[i * 4 + half * 2 + 1], 0.0f), weight.y, sum[half]);
+      int first = at * (HEADS / 2) + i * 4 + half * 2;
+      sum[half] = fmaf(fmaxf(products[first], 0.0f), weight.x, sum[half]);
+      sum[half] = fmaf(fmaxf(products[first + 1], 0.0f), weight.y, sum[half]);
     }
   }
 #pragma unroll
@@ -207,8 +213,11 @@ __device__ __forceinline__ float add_heads(const float (&products)[32], const fl
 }
 
 // A warpgroup: scores every other unit of this CTA. Scores after a row's last token are written and mean nothing.
-__device__ __forceinline__ void score(Shared& shared, const Arguments& given, int scorer) {
+template <int HEADS>
+__device__ __forceinline__ void score(Shared<HEADS>& shared, const Arguments& given, int scorer) {
   int lane = threadIdx.x % 32, pair = lane % 4, key = threadIdx.x / 32 % 4 * 16 + lane / 4 + pair % 2 * 8;
+  // Queries of a product. A last one without a second multiplies what was there before.
+  constexpr int AT_ONCE = 64 / HEADS;
   int units = 0, pieces = 0;
   Walk walk(given);
   Piece piece;
@@ -228,11 +237,14 @@ __device__ __forceinline__ void score(Shared& shared, const Arguments& given, in
       __syncwarp();
       if (lane == 0) arrive(&shared.empty[stage]);
 #pragma unroll 1
-      for (int i = 0; i < queries; i++) {
+      for (int i = 0; i < queries; i += AT_ONCE) {
         float products[32];
         multiply_heads(products, keys, shared.queries[i]);
-        float sum = add_heads(products, shared.weights[i]);
-        if (pair < 2) out[(long long)i * given.out_width + block * BLOCK] = sum * scale;
+#pragma unroll
+        for (int at = 0; at < AT_ONCE; at++) {
+          float sum = add_heads<HEADS>(products, at, shared.weights[i + at]);
+          if (pair < 2 && (at == 0 || i + at < queries)) out[(long long)(i + at) * given.out_width + block * BLOCK] = sum * scale;
+        }
       }
     }
     units += piece.last - piece.first;
@@ -241,11 +253,8 @@ __device__ __forceinline__ void score(Shared& shared, const Arguments& given, in
   }
 }
 
-extern "C" __device__ int index_scores_shared_bytes = sizeof(Shared);
-
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) index_scores(const __grid_constant__ Arguments given) {
-  extern __shared__ __align__(1024) u8 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+template <int HEADS>
+__device__ __forceinline__ void score_all(Shared<HEADS>& shared, const Arguments& given) {
   if (threadIdx.x == 0) {
     prefetch_map(given.pool_boxes);
     prefetch_map(given.query_boxes);
@@ -261,3 +270,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) index_scores(const _
   if (threadIdx.x < SCORE_THREADS) score(shared, given, __shfl_sync(~0u, (int)threadIdx.x / 128, 0));
   else produce(shared, given);
 }
+
+#define INDEX_SCORES(HEADS)                                                                                                     \
+  extern "C" __device__ int index_scores_##HEADS##_shared_bytes = sizeof(Shared<HEADS>);                                        \
+  extern "C" __global__ void __launch_bounds__(THREADS, CTAS) index_scores_##HEADS(const __grid_constant__ Arguments given) {   \
+    extern __shared__ __align__(1024) u8 memory[];                                                                              \
+    score_all(*reinterpret_cast<Shared<HEADS>*>(memory), given);                                                                \
+  }
+
+INDEX_SCORES(32)
+INDEX_SCORES(64)

@@ -28,9 +28,12 @@ def test_keys_and_queries_are_rounded_as_defined(pairs: int, interleaved: bool, 
     assert torch.allclose(made.weights, wanted.weights, atol=1e-5)
 
 
-@pytest.mark.parametrize(("lengths", "query_tokens"), [([1], 1), ([4, 64, 65, 600], 1), ([70, 300, 9], 3), ([200], 9)])
-def test_queries_score_what_they_see(lengths: list[int], query_tokens: int, on_cpu: CudaOnCpu) -> None:
-    case = index_contexts(lengths, query_tokens, 64, 128, E4M3, torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("lengths", "query_tokens", "heads"),
+    [([1], 1, 32), ([4, 64, 65, 600], 1, 64), ([70, 300, 9], 3, 64), ([200], 9, 32)],
+)
+def test_queries_score_what_they_see(lengths: list[int], query_tokens: int, heads: int, on_cpu: CudaOnCpu) -> None:
+    case = index_contexts(lengths, query_tokens, heads, 128, E4M3, torch.device("cpu"))
     scores = torch.full((len(case.queries.values), 64 * case.plan.block_table.shape[1]), float("nan"))
     on_cpu.module("index_scores.warpgroups").index_scores(case.queries, case.pool, case.plan, scores)
     for token, (query, weights) in enumerate(zip(case.queries.values, case.queries.weights, strict=True)):
