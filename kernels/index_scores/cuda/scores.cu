@@ -1,7 +1,8 @@
 // The lightning indexer's scores over a paged pool of e4m3 keys, products in FP8, for Hopper (sm_90a).
 //
-// Work. A unit is a block of 64 keys for up to 4 queries of a row. Units are numbered row by row, in a row by queries and then by
-// blocks. CTAs, two on a multiprocessor, take equal shares of these numbers, so contexts of any lengths balance.
+// Work. A unit is a block of 64 keys for up to 4 queries of a row, the last of which sees some of it. Units are numbered row by row,
+// in a row by queries and then by blocks. CTAs, two on a multiprocessor, take equal shares of these numbers, so contexts of any
+// lengths balance.
 //
 // Roles in a CTA: one warp copies blocks and queries. Two warpgroups take every other unit each. Keys are the rows of a product
 // and its first operand, in registers: so a stage is free once they are loaded, shared memory is read for queries alone, and a
@@ -32,6 +33,13 @@ struct Shared {
   u64 empty[STAGES];
 };
 
+// The sum of i / (BLOCK / TOGETHER) over all i from 0 to before `end`.
+__device__ __forceinline__ int sum_of_quotients(int end) {
+  constexpr int STEPS = BLOCK / TOGETHER;
+  int whole = end / STEPS;
+  return STEPS / 2 * whole * (whole - 1) + whole * (end - whole * STEPS);
+}
+
 struct Arguments {
   // Boxes of 64 rows of 128 bytes in the pool, and of a query's heads in the queries.
   TensorMap pool_boxes, query_boxes;
@@ -44,8 +52,21 @@ struct Arguments {
   float* out;
   int rows, table_stride, query_tokens, out_width;
 
-  __device__ __forceinline__ int blocks_of(int row) const { return row < rows ? (lengths[row] + BLOCK - 1) / BLOCK : 0; }
   __device__ __forceinline__ int groups() const { return (query_tokens + TOGETHER - 1) / TOGETHER; }
+  // Tokens before a row's queries.
+  __device__ __forceinline__ int before(int row) const { return max(lengths[row] - query_tokens, 0); }
+  // Blocks that a group of a row's queries sees.
+  __device__ __forceinline__ int blocks_of(int row, int group) const {
+    return row < rows ? (before(row) + min((group + 1) * TOGETHER, query_tokens) + BLOCK - 1) / BLOCK : 0;
+  }
+  // Those of the groups before it: quotients of numbers in steps of TOGETHER.
+  __device__ __forceinline__ int units_before(int row, int group) const {
+    int first = (before(row) + TOGETHER + BLOCK - 1) / TOGETHER;
+    return sum_of_quotients(first + group) - sum_of_quotients(first);
+  }
+  __device__ __forceinline__ int units_of(int row) const {
+    return row < rows ? units_before(row, groups() - 1) + blocks_of(row, groups() - 1) : 0;
+  }
 };
 
 // Consecutive blocks of a row, for the queries of one group.
@@ -66,40 +87,44 @@ struct Walk {
   __device__ __forceinline__ explicit Walk(const Arguments& given) : given(given) {
     int lane = threadIdx.x % 32;
     long long total = 0;
-    for (int first = 0; first < given.rows; first += 32) total += __reduce_add_sync(~0u, given.blocks_of(first + lane));
-    total *= given.groups();
+    for (int first = 0; first < given.rows; first += 32) total += __reduce_add_sync(~0u, given.units_of(first + lane));
     long long begin = total * blockIdx.x / gridDim.x, before = 0;
     left = total * (blockIdx.x + 1) / gridDim.x - begin;
     if (!left) return;
     for (int first = 0;; first += 32) {
-      int own = given.blocks_of(first + lane), sum = own;
+      int own = given.units_of(first + lane), sum = own;
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         int other = __shfl_up_sync(~0u, sum, step);
         if (lane >= step) sum += other;
       }
-      u32 after = __ballot_sync(~0u, before + (long long)sum * given.groups() > begin);
+      u32 after = __ballot_sync(~0u, before + sum > begin);
       if (!after) {
-        before += (long long)__shfl_sync(~0u, sum, 31) * given.groups();
+        before += __shfl_sync(~0u, sum, 31);
         continue;
       }
       int found = __ffs(after) - 1;
       row = first + found;
-      blocks = __shfl_sync(~0u, own, found);
-      int unit = begin - before - (long long)(__shfl_sync(~0u, sum, found) - blocks) * given.groups();
-      group = unit / blocks;
-      block = unit % blocks;
+      find(begin - before - __shfl_sync(~0u, sum - own, found));
       return;
     }
+  }
+  // Finds the group and the block of the row's `unit`.
+  __device__ __forceinline__ void find(int unit) {
+    int step = 1;
+    while (2 * step < given.groups()) step *= 2;
+    for (; step; step /= 2)
+      if (group + step < given.groups() && given.units_before(row, group + step) <= unit) group += step;
+    block = unit - given.units_before(row, group);
+    blocks = given.blocks_of(row, group);
   }
   __device__ __forceinline__ bool next(Piece& piece) {
     if (!left) return false;
     piece = {row, group, block, min(block + left, blocks)};
     left -= piece.last - piece.first;
     block = 0;
-    if (++group < given.groups()) return true;
-    group = 0;
-    blocks = given.blocks_of(++row);
+    if (++group == given.groups()) group = 0, row++;
+    blocks = given.blocks_of(row, group);
     return true;
   }
 };
