@@ -1,4 +1,4 @@
-"""Masks of prompts on Hopper, a thread a word: `cuda/mask_words.cu`."""
+"""Masks of prompts on Hopper, a CTA a query: `cuda/mask_words.cu`."""
 
 from pathlib import Path
 

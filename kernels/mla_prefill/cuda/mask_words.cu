@@ -1,14 +1,14 @@
-// Chosen keys as bits, a thread for 32 of them (sm_90).
+// Chosen keys as bits, a CTA for a query (sm_90).
 //
-// A query's chosen positions ascend, so a thread finds its first one by halving and reads on. Reads 4 bytes of each position that is
-// chosen, some of them several times from the first-level cache, and writes a bit of each key.
+// Bits are set in shared memory, those of HELD words at a time: each chosen position is read once, and a mask's words are written
+// once, 16 bytes together. A thread that looks for its word's positions in memory instead takes their latency many times.
 
 #include "../../cuda/hopper.cuh"
 
-constexpr int THREADS = 128;
+constexpr int THREADS = 128, HELD = 1024;
 
 struct Arguments {
-  // [queries, count], ascending, then -1
+  // [queries, count], then -1
   const u32* tokens;
   // [blocks, rows, 4], blocks `block_words` words apart
   u32* mask;
@@ -17,19 +17,23 @@ struct Arguments {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) write_mask(const __grid_constant__ Arguments given) {
+  __shared__ alignas(16) u32 bits[HELD];
   wait_for_earlier();
   start_next();
   const u32* tokens = given.tokens + (long long)blockIdx.x * given.count;
-  for (int word = threadIdx.x; word < given.blocks * 4; word += THREADS) {
-    u32 first = word * 32, bits = 0;
-    int low = 0, high = given.count;
-    while (low < high) {
-      int middle = (low + high) / 2;
+  for (int begin = 0; begin < given.blocks; begin += HELD / 4) {
+    int blocks = min(given.blocks - begin, HELD / 4);
+    uint4* own = reinterpret_cast<uint4*>(bits);
+    for (int block = threadIdx.x; block < blocks; block += THREADS) own[block] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+#pragma unroll 4
+    for (int i = threadIdx.x; i < given.count; i += THREADS) {
       // -1 is larger than any position.
-      if (tokens[middle] < first) low = middle + 1;
-      else high = middle;
+      u32 token = tokens[i], word = token / 32 - begin * 4;
+      if (word < blocks * 4) atomicOr(&bits[word], 1u << token % 32);
     }
-    for (; low < given.count && tokens[low] - first < 32; low++) bits |= 1u << tokens[low] % 32;
-    given.mask[word / 4 * given.block_words + blockIdx.x * 4 + word % 4] = bits;
+    __syncthreads();
+    for (int block = threadIdx.x; block < blocks; block += THREADS)
+      *reinterpret_cast<uint4*>(given.mask + (begin + block) * given.block_words + blockIdx.x * 4) = own[block];
   }
 }

@@ -26,7 +26,10 @@ def plan_of(queries: int, keys: int) -> PrefillPlan:
 @pytest.mark.parametrize("count", [1, 40, 300])
 def test_words_have_the_bits_of_chosen_keys(count: int, on_cpu: CudaOnCpu) -> None:
     tokens, mask = choose_keys(70, 290, count), empty_mask(130, 290, torch.device("cpu")).fill_(-1)
-    on_cpu.module("mla_prefill.mask_words").write_mask(tokens, mask[:, 20:90])
+    words = on_cpu.module("mla_prefill.mask_words")
+    # Two blocks at a time.
+    on_cpu.make_mistake(words.SOURCE, "HELD = 1024", "HELD = 8")
+    words.write_mask(tokens, mask[:, 20:90])
     expected = torch.full_like(mask, -1)
     write_mask(tokens, expected[:, 20:90])
     assert torch.equal(mask, expected)
