@@ -1,13 +1,31 @@
 """The pieces of an answer that a client reads, and how the answer ended."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs, PromptLogprobs
 
 # Most log probabilities that the event loop may write for one answer or prompt; more take tens of milliseconds.
 LONG_REPORT = 8192
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def count_values(logprobs: Iterable[Logprobs]) -> int:
+    return sum(1 + len(entry.top_logprobs) for entry in logprobs)
+
+
+async def write_report(values: int, write: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Call `write`, on a thread if it writes more than LONG_REPORT of these `values`: the event loop can serve the
+    other streams meanwhile.
+    """
+    if values > LONG_REPORT:
+        return await asyncio.to_thread(write, *arguments, **named)
+    return write(*arguments, **named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +60,6 @@ class ScoredPrompt:
     token_ids: Sequence[int]
     logprobs: PromptLogprobs
 
-    @property
-    def is_long(self) -> bool:
-        """Whether a thread is to write it, so that the event loop can serve the other streams meanwhile."""
-        return self.logprobs.values > LONG_REPORT
-
 
 @dataclass(slots=True)
 class Delta:
@@ -70,6 +83,11 @@ class Delta:
         """Pieces of a call that had begun earlier, which come before this delta's content, and all others."""
         begun = next((index for index, call in enumerate(self.calls) if call.id is not None), len(self.calls))
         return self.calls[:begun], self.calls[begun:]
+
+    @property
+    def logprob_values(self) -> int:
+        """How many log probabilities its tokens have."""
+        return count_values(self.logprobs)
 
     @property
     def empty(self) -> bool:

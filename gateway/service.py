@@ -1,6 +1,5 @@
 """GatewayService: messages in, generations, messages out."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -13,7 +12,7 @@ from msgspec import structs
 from gateway import form_wire, tool_wire
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
 from gateway.chat import TemplateOptions
-from gateway.delta import Delta, Finish, ScoredPrompt
+from gateway.delta import Delta, Finish, ScoredPrompt, write_report
 from gateway.gateway import Gateway
 from gateway.generation import Generation
 from gateway.live import LiveGeneration
@@ -113,14 +112,14 @@ async def _answer(live: LiveGeneration, with_ids: bool, tokenizer: Tokenizer | N
         if delta.prompt is not None:
             await _write_scores(delta.prompt, tokenizer, write)
         if delta.token_ids or delta.content or delta.reasoning or delta.calls:
-            await write(_delta(delta, with_ids, tokenizer))
+            await write(await write_report(delta.logprob_values, _delta, delta, with_ids, tokenizer))
     await write(_finished(finish))
 
 
 async def _write_scores(prompt: ScoredPrompt, tokenizer: Tokenizer | None, write: Write) -> None:
     messages = _scores(prompt, tokenizer)
     while True:
-        message = await asyncio.to_thread(next, messages, None) if prompt.is_long else next(messages, None)
+        message = await write_report(prompt.logprobs.values, next, messages, None)
         if message is None:
             return
         await write(message)

@@ -1,6 +1,5 @@
 """A generating endpoint, as an ASGI application. It answers with whole answers or server-sent events."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.choices import Choices, Piece, open_choices
+from gateway.delta import write_report
 from gateway.gateway import Gateway
 from gateway.openai.body import ClientGone, read_body, while_connected
 from gateway.openai.errors import error_response
@@ -137,7 +137,7 @@ async def stream_events(
         await reply.events(form.opening(index))
     piece = first
     while True:
-        events = await asyncio.to_thread(form.chunk, piece) if form.takes_long(piece) else form.chunk(piece)
+        events = await write_report(form.logprob_values(piece), form.chunk, piece)
         await reply.events(events, piece.delta.position if token else None)
         count -= piece.delta.finish is not None
         if not count:

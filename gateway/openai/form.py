@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from gateway.choices import Piece
-from gateway.delta import Delta, Finish, ScoredPrompt
+from gateway.delta import Delta, Finish, ScoredPrompt, count_values
 from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import Logprobs
 from mesh.errors import MeshError
@@ -43,7 +43,7 @@ class Answer:
     @property
     def logprob_values(self) -> int:
         """How many log probabilities it has, its prompt's among them."""
-        own = sum(1 + len(entry.top_logprobs) for entry in self.logprobs)
+        own = count_values(self.logprobs)
         return own if self.prompt is None else own + self.prompt.logprobs.values
 
     def as_delta(self) -> Delta:
@@ -72,9 +72,9 @@ class Form(ABC):
     def chunk(self, piece: Piece) -> Sequence[Event]:
         """The events of one delta. A form whose streams can be resumed returns exactly one."""
 
-    def takes_long(self, piece: Piece) -> bool:
-        """Whether `chunk` must run on a thread for this piece, because it contains a long prompt."""
-        return False
+    def logprob_values(self, piece: Piece) -> int:
+        """How many log probabilities `chunk` writes for this piece: many if its client has not read for a while."""
+        return piece.delta.logprob_values
 
     async def closing(self) -> Sequence[Event]:
         """The events after the last delta of all choices."""

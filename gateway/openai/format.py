@@ -1,6 +1,5 @@
 """Writes deltas in the forms of OpenAI's chats and completions."""
 
-import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.choices import Piece
-from gateway.delta import LONG_REPORT, Delta, Finish, ScoredPrompt
+from gateway.delta import Delta, Finish, ScoredPrompt, write_report
 from gateway.openai.answer_bodies import (
     ChatChoice,
     ChatChunkChoice,
@@ -113,9 +112,7 @@ class Format(Form):
         return Event(error_json(error))
 
     async def whole(self, answers: Sequence[Answer]) -> bytes:
-        if sum(answer.logprob_values for answer in answers) > LONG_REPORT:
-            return await asyncio.to_thread(self._whole, answers)
-        return self._whole(answers)
+        return await write_report(sum(answer.logprob_values for answer in answers), self._whole, answers)
 
     def _whole(self, answers: Sequence[Answer]) -> bytes:
         each = self._head.choices_per_prompt
@@ -248,9 +245,9 @@ class CompletionFormat(Format):
             for index, answer in enumerate(answers)
         ]
 
-    def takes_long(self, piece: Piece) -> bool:
+    def logprob_values(self, piece: Piece) -> int:
         prompt = self._opening_prompt(piece.index, piece.delta)
-        return prompt is not None and prompt.is_long
+        return super().logprob_values(piece) + (0 if prompt is None else prompt.logprobs.values)
 
     def _opening_prompt(self, index: int, delta: Delta) -> ScoredPrompt | None:
         """The scored prompt that belongs before a choice's first delta; None if the text does not begin with the

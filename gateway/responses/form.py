@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from gateway.choices import Piece
-from gateway.delta import Delta, Finish, Usage
+from gateway.delta import Delta, Finish, Usage, write_report
 from gateway.openai.errors import error_body
 from gateway.openai.form import Answer, Event, Form
 from gateway.openai.sampling import DEFAULT_TEMPERATURE
@@ -59,6 +59,8 @@ class ResponsesForm(Form):
         self._tokenizer = tokenizer
         self._items = ItemsUnderWay(name)
         self._tokens = 0
+        # Log probabilities of the answer so far, which its last events and the response repeat.
+        self._logprob_values = 0
         self._events = 0
         self._keep: Callable[[Response], Awaitable[bool]] | None = None
 
@@ -82,6 +84,10 @@ class ResponsesForm(Form):
     def chunk(self, piece: Piece) -> Sequence[Event]:
         return self._numbered(self._add(piece.delta, piece.usage))
 
+    def logprob_values(self, piece: Piece) -> int:
+        repeated = 0 if piece.delta.finish is None else self._logprob_values
+        return repeated + piece.delta.logprob_values
+
     def failure(self, error: MeshError) -> Event:
         detail = error_body(error).error
         failed = Failed(code=detail.code, message=detail.message, param=detail.param, error=detail)
@@ -90,15 +96,19 @@ class ResponsesForm(Form):
     async def closing(self) -> Sequence[Event]:
         await self._settle()
         ended = Completed if self._response.status == "completed" else Incomplete
-        return self._numbered([ended(response=self._response)])
+        return await write_report(self._logprob_values, self._numbered, [ended(response=self._response)])
 
     async def whole(self, answers: Sequence[Answer]) -> bytes:
         (answer,) = answers
+        values = answer.logprob_values
+        await write_report(values, self._add_whole, answer)
+        await self._settle()
+        return await write_report(values, self.so_far)
+
+    def _add_whole(self, answer: Answer) -> None:
         assert answer.finish is not None
         for _ in self._add(answer.as_delta(), answer.finish.usage):
             pass
-        await self._settle()
-        return self.so_far()
 
     async def _settle(self) -> None:
         """Store the response before its client hears of the end, since the client may then ask for it."""
@@ -109,6 +119,7 @@ class ResponsesForm(Form):
         # Reasoning comes first, and its tokens have no place for log probabilities.
         reasoning = max(0, usage.reasoning_tokens - self._tokens)
         self._tokens += len(delta.token_ids)
+        self._logprob_values += delta.logprob_values
         pairs = list(zip(delta.token_ids, delta.logprobs, strict=False))[reasoning:]
         yield from self._items.add(delta, token_logprobs(self._tokenizer, pairs))
         if delta.finish is not None:
