@@ -46,7 +46,9 @@ class Pacing:
         step_ms = config.bounded_step_ms
         if step_ms == "auto" and captured < FEWEST_CAPTURED:
             step_ms = None
-        self._turns = Turns(ranks, rank) if divided_tokens else None
+        # At once each rank's prompts hold up answers for longer, and take less time if all ranks have some.
+        in_turns = divided_tokens is not None and config.aim != "throughput"
+        self._turns = Turns(ranks, rank) if in_turns else None
         self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, captured)
         self._tails = Tails(backend.captured_rows, backend.draft_layers)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)

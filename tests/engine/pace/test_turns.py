@@ -2,11 +2,16 @@
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import StepShape
-from engine.pace.turns import MOST_STEPS, Turns
+from engine.oracle.backend import OracleBackend
+from engine.pace.pacing import Pacing
+from engine.pace.turns import LONG_PROMPT, MOST_STEPS, Turns
+from engine.parallel.config import ParallelConfig
+from tests.support.engines import oracle_config
 
 
 @dataclass
@@ -87,3 +92,12 @@ def test_a_very_long_prompt_leaves_others_their_turn() -> None:
     long, short = ranks = ranks_of([(0, 200)], [(1, 2)])
     run(ranks, 300)
     assert short.ended[0] <= 2 * MOST_STEPS + 4 and long.ended[0] < 210
+
+
+@pytest.mark.parametrize(
+    ("aim", "ranks", "long_tokens"), [("balanced", 2, LONG_PROMPT), ("throughput", 2, None), ("balanced", 1, None)]
+)
+def test_ranks_take_turns_where_answers_must_not_wait(aim: str, ranks: int, long_tokens: int | None) -> None:
+    config = oracle_config(aim=aim, parallel=ParallelConfig(dp=ranks))
+    limits = Pacing(config, OracleBackend(config)).limits(decoding=1, queued_tokens=4000)
+    assert (limits.long_tokens, limits.turn) == (long_tokens, True)
