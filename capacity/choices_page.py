@@ -68,9 +68,11 @@ config decode --resolved --model DIR --gpus 4` shows them without starting anyth
 Moonlight [on one H200](performance.md#how-fast-is-a-model-that-one-gpu-holds-compared-with-vllm) ran as it stands
 here but for even steps: 31.9 GB of weights, 1.8 of graphs and 1.5 of a step's work, where 31.9, 1.6 and 3.0 were
 reckoned. So did 28 of R1's layers with INT4 experts on two: [both compared with hand-made
-settings](performance.md#is-deepmesh-up-alone-as-fast-as-with-hand-made-settings). Nothing else did; R1 [on four
-H200](performance.md#what-does-deepseek-r1-take-on-four-gpus) comes closest. The tables are what the rules make of the
-models' shapes and of the cards' memory, and memory is reckoned. Copies and drafts may take a quarter of the KV at most.
+settings](performance.md#is-deepmesh-up-alone-as-fast-as-with-hand-made-settings). And all 61 layers [on four
+H200](performance.md#what-does-deepseek-r1-take-on-four-gpus), without an MTP module: 108.1 GB of weights and copies,
+3.8 of graphs and 4.2 of a step's work, where 108.0, 3.0 and 8.3 were reckoned, and 408,000 tokens of KV for 352,512.
+Nothing else did. The tables are what the rules make of the models' shapes and of the cards' memory, and memory is
+reckoned. Copies and drafts may take a quarter of the KV at most.
 """
 
 
