@@ -8,13 +8,25 @@ from engine.parallel.layout import Layout
 
 # What one H200 reaches in a copy, and in bf16 attention (docs/performance.md).
 BYTES_PER_SECOND, FLOPS_PER_SECOND = 4.2e12, 600e12
-# DeepSeek-R1's, by the functions below.
-R1_CONTEXT_SECONDS, R1_ACTIVE_WEIGHTS = 28.3e-9, 36.6e9
+# DeepSeek-R1's, by the functions below, and the bytes of a rank of eight.
+R1_CONTEXT_SECONDS, R1_ACTIVE_WEIGHTS, R1_WEIGHTS = 28.3e-9, 36.6e9, 102.9e9
+# Tokens of a context, as measured.
+CONTEXT_TOKENS = 3500
 
 
 def requests_for_one(model: ModelConfig) -> float:
     """For how many requests of this model attention takes a rank as long as for one of DeepSeek-R1."""
     return R1_CONTEXT_SECONDS / context_seconds(model)
+
+
+def step_seconds(model: ModelConfig, weights: float, requests: int) -> float:
+    """How long a rank with these bytes of weights takes at least for a decode step."""
+    return weights / BYTES_PER_SECOND + requests * CONTEXT_TOKENS * context_seconds(model)
+
+
+def r1_step_seconds(requests: int) -> float:
+    """`step_seconds` of DeepSeek-R1's rank."""
+    return R1_WEIGHTS / BYTES_PER_SECOND + requests * CONTEXT_TOKENS * R1_CONTEXT_SECONDS
 
 
 def tokens_for_one(model: ModelConfig) -> float:

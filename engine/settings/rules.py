@@ -18,7 +18,7 @@ from engine.parallel.layout import Layout
 from engine.runner.graph_sizes import graph_sizes
 from engine.settings.card import Card
 from engine.settings.choice import Choice, is_given, value_of, with_value
-from engine.settings.model_cost import requests_for_one, tokens_for_one
+from engine.settings.model_cost import r1_step_seconds, requests_for_one, step_seconds, tokens_for_one
 from engine.settings.quality import Shown
 from mesh.domain.workers import WorkerRole
 from transfer.config import TransferConfig
@@ -146,9 +146,18 @@ def _requests(at: Situation) -> tuple[int, str]:
     # No number was measured of a model that selects tokens.
     if aim != "latency" and at.model.indexer is None:
         as_long = int(measured * requests_for_one(at.model)) // REQUESTS_MULTIPLE * REQUESTS_MULTIPLE
+        if measured < as_long < MOST_REQUESTS and _runs_most(at, measured):
+            return MOST_REQUESTS, f"for {aim}: KV has room for them, and their step is shorter than R1's of {measured}"
         if as_long > measured:
             return min(as_long, MOST_REQUESTS), f"for {aim}: attention to {as_long} takes as long as R1's to {measured}"
     return measured, f"for {aim}: steps of {measured} requests were measured"
+
+
+def _runs_most(at: Situation, measured: int) -> bool:
+    """Whether MOST_REQUESTS of the measured load have room, and take no longer than `measured` of DeepSeek-R1."""
+    memory = at.changed("max_requests", MOST_REQUESTS).memory
+    has_room = memory.kv_tokens >= MOST_REQUESTS * REQUEST_TOKENS
+    return has_room and step_seconds(at.model, memory.weights, MOST_REQUESTS) <= r1_step_seconds(measured)
 
 
 def max_step_tokens(at: Situation) -> Choice:
