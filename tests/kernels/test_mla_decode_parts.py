@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from kernels.mla_decode import plan_decode
 
-# The overhead of a piece in units, by how many units parts may be larger if that avoids splitting, and the fewest units
-# of a part, and of a piece that is not its request's last: with up to FEW_TOKENS tokens, and with more.
-PIECE_COST, SPLIT_COST, FEWEST_OF_FEW, FEWEST_UNITS, FEW_TOKENS, TRIED = 2, 3, 2, 4, 2, 8
+# The overhead of a piece in units; by how many units parts may be larger if that avoids splitting, and how many split
+# requests allow one more; and the fewest units of a part, and of a piece that is not its request's last: with up to
+# FEW_TOKENS tokens, and with more.
+PIECE_COST, SPLIT_COST, SPLITS_OF_A_UNIT, FEWEST_OF_FEW, FEWEST_UNITS, FEW_TOKENS, TRIED = 2, 3, 16, 2, 4, 2, 8
 UNIT_TOKENS, LATENT = 64, 512
 
 
@@ -82,7 +83,7 @@ def divide_into_parts(units: list[int], parts: int, query_tokens: int = 1) -> Pa
         split, fits = fill_rests(units, room, left, fewest_units(tokens))
         if fits:
             both = [first + second for first, second in zip(whole, split, strict=True)]
-            found.append((more + (SPLIT_COST if left else 0), both))
+            found.append((more + (SPLIT_COST + len(left) // SPLITS_OF_A_UNIT if left else 0), both))
     return min(found, key=lambda rated: rated[0])[1]
 
 
@@ -163,8 +164,9 @@ def test_a_split_requests_pieces_follow_each_other_after_whole_ones(units: list[
         assert [piece.slot is not None for piece in part] == sorted(piece.slot is not None for piece in part)
 
 
-def test_equal_contexts_are_not_split_if_each_finds_a_part() -> None:
-    assert not split_requests(divide_into_parts([55] * 64, 66))
+@pytest.mark.parametrize("requests", [64, 128, 192])
+def test_equal_contexts_are_not_split_if_each_finds_a_part(requests: int) -> None:
+    assert not split_requests(divide_into_parts([55] * requests, 66))
 
 
 def test_only_the_requests_beyond_the_parts_are_split() -> None:
