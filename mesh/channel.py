@@ -19,6 +19,8 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A pod that is started again has another address. gRPC would ask for it only 30 s after it last did.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Each channel keeps its own reconnection backoff. A new channel to a service that is back connects at once, even if
     # an older channel to the same address still waits for its next attempt.
     ("grpc.use_local_subchannel_pool", 1),
@@ -38,7 +40,8 @@ class Channels:
         self._credentials = credentials
 
     def open(self, endpoint: str, role: Role | None = None) -> grpc.aio.Channel:
-        """A channel to `endpoint` ("host:port"). It connects at the first call, and reconnects by itself within 2 s.
+        """A channel to `endpoint` ("host:port"). It connects at the first call, and reconnects by itself within 2 s, at
+        another address too if its name has one by then.
 
         `role`: the role that must answer there, if services have certificates. Unary calls carry the request id and
         raise MeshError; for streams see `mesh.interceptors.CallInterceptor`.

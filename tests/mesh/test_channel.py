@@ -3,8 +3,9 @@
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -14,6 +15,8 @@ from grpc_health.v1._async import HealthServicer
 
 from mesh.channel import Channels
 from mesh.errors import MeshError, Retry
+from tests.support.name_server import name_server
+from tests.support.waiting import eventually
 
 CERTIFY = [
     "req",
@@ -44,15 +47,17 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]
 
 
 @asynccontextmanager
-async def health_server(credentials: grpc.ServerCredentials | None = None, port: int = 0) -> AsyncIterator[str]:
+async def health_server(
+    credentials: grpc.ServerCredentials | None = None, port: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[str]:
     """A health service, with TLS if it has credentials; yields its endpoint."""
     server = grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
-    address = f"127.0.0.1:{port}"
+    address = f"{host}:{port}"
     port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield f"{host}:{port}"
     finally:
         await server.stop(0)
 
@@ -92,3 +97,26 @@ async def test_a_new_channel_ignores_an_older_ones_backoff() -> None:
                 await ask_over(older)
             async with health_server(port=port) as endpoint:
                 assert await ask(channels, endpoint) == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.check("faults")
+async def test_a_service_at_another_address_is_soon_found() -> None:
+    """As a pod that is started again: its name has no address for a while, and then another one."""
+    async with name_server() as names, AsyncExitStack() as stack:
+        async with health_server(host="127.0.0.2") as endpoint:
+            names.address, port = "127.0.0.2", int(endpoint.rpartition(":")[2])
+            named = f"dns://127.0.0.1:{names.port}/service.test:{port}"
+            channel = await stack.enter_async_context(Channels().open(named))
+            await ask_over(channel)
+        names.address, begun = None, time.monotonic()
+
+        async def answers() -> bool:
+            with suppress(MeshError):
+                return await ask_over(channel) == health_pb2.HealthCheckResponse.SERVING
+            return False
+
+        assert not await answers()
+        await stack.enter_async_context(health_server(port=port, host="127.0.0.3"))
+        names.address = "127.0.0.3"
+        await eventually(answers)
+        assert time.monotonic() - begun < 20
