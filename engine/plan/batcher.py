@@ -151,8 +151,8 @@ def _chunks(
             tokens = min(tokens, alone)
         if tokens and tokens >= again:
             chunks.append(Chunk(request, tokens))
-            # A second one's head would be computed here alone, in several times the time that all ranks take for it.
-            turn = turn and not is_long
+            # A second such chunk would be computed here alone, in several times the time that all ranks take for it.
+            turn = turn and not (is_long and divided is not None and tokens >= divided)
             budget -= tokens
             alone = max(alone - tokens, 0)
     return chunks

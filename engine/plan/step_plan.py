@@ -61,8 +61,8 @@ class PromptLimits:
     # The most prompt tokens of the step, if any request decodes, that this rank computes alone, since they are no chunk
     # that is divided; None if `most_tokens` bounds them.
     most_alone: int | None = None
-    # If any request decodes, a step takes one prompt of at least this many tokens, which all ranks compute, and
-    # none without a `turn`; None if such prompts are taken like others.
+    # If any request decodes, a step takes one chunk that is divided of prompts of at least this many tokens, and none
+    # of them without a `turn`; None if such prompts are taken like others.
     long_tokens: int | None = None
     turn: bool = True
     # Whether requests decode on some rank. If all requests here stall and none decodes elsewhere, `most_tokens` does

@@ -223,7 +223,7 @@ def test_long_prompts_wait_for_their_turn_short_ones_never() -> None:
     assert chunks_of(plan([], [long], prompt_limits=limits)) == [(1, 60)]
 
 
-def test_a_step_takes_one_long_prompt() -> None:
+def test_a_step_divides_one_long_prompt() -> None:
     limits, room = PromptLimits(divided_tokens=100, long_tokens=200), Limits(max_step_tokens=1000, max_requests=8)
     decoding, blocks = [running(0, 11, 10, [0])], range(1, 9)
     first, rest, second, short = (
@@ -234,5 +234,5 @@ def test_a_step_takes_one_long_prompt() -> None:
         return chunks_of(plan(decoding, list(prompts), limits=room, prompt_limits=limits))
 
     assert chunks(decoding, first, second, short) == [(1, 250), (3, 150)]
-    assert chunks(decoding, rest, second) == [(1, 10)]
+    assert chunks(decoding, rest, second) == [(1, 10), (2, 300)]
     assert chunks([], first, second) == [(1, 250), (2, 300)]
