@@ -7,13 +7,15 @@ from itertools import islice
 
 from mesh.domain.placement import AttemptOutcome, PlacementKey, PlacementQuery
 from scheduler.placement.choose import Comparison
+from scheduler.placement.growth import PlacedAnswers
 from scheduler.placement.terms import Terms
 
 # How many of a decision's candidates are shown.
 SHOWN_CANDIDATES = 16
-# A decision keeps the times of each request that was on the chosen workers, 80 bytes a request. All decisions keep at
-# most this many, which is enough for 2,000 decisions on workers with 250 requests.
-MOST_REQUESTS = 500_000
+# A decision keeps the times of all answers on the workers that were compared, 80 bytes an answer; decisions in between
+# which nothing changed on a worker share them. All decisions keep at most this many, which is enough for 2,000
+# decisions on workers with 250 answers.
+MOST_ANSWERS = 500_000
 
 
 @dataclass(slots=True)
@@ -35,9 +37,9 @@ class Decision:
         return self.compared.request.query
 
     @property
-    def requests(self) -> int:
-        """Requests on the chosen worker before. What is compared of other workers is that of earlier decisions."""
-        return 0 if self.chosen is None else self.chosen.requests
+    def answers(self) -> list[PlacedAnswers]:
+        """The answers on each of the compared workers."""
+        return [worker.answers for worker in self.compared.candidates.decode]
 
     @property
     def terms(self) -> Sequence[Terms]:
@@ -53,11 +55,13 @@ class DecisionLog:
         self._decisions: deque[Decision] = deque()
         # The latest decision on each placement, as long as it is in the ring.
         self._by_key: dict[PlacementKey, Decision] = {}
-        self._requests = 0
+        # How many decisions keep the same answers, by their id, and how many answers all decisions keep.
+        self._keepers: dict[int, int] = {}
+        self._answers = 0
 
     def add(self, decision: Decision) -> None:
-        self._requests += decision.requests
-        while self._decisions and (len(self._decisions) == self._capacity or self._requests > MOST_REQUESTS):
+        self._keep(decision)
+        while self._decisions and (len(self._decisions) == self._capacity or self._answers > MOST_ANSWERS):
             self._drop_oldest()
         self._decisions.append(decision)
         self._by_key[decision.query.key] = decision
@@ -79,6 +83,21 @@ class DecisionLog:
 
     def _drop_oldest(self) -> None:
         oldest = self._decisions.popleft()
-        self._requests -= oldest.requests
+        self._let_go(oldest)
         if self._by_key.get(oldest.query.key) is oldest:
             del self._by_key[oldest.query.key]
+
+    def _keep(self, decision: Decision) -> None:
+        for answers in decision.answers:
+            keepers = self._keepers.get(id(answers), 0)
+            self._keepers[id(answers)] = keepers + 1
+            if not keepers:
+                self._answers += len(answers)
+
+    def _let_go(self, decision: Decision) -> None:
+        for answers in decision.answers:
+            keepers = self._keepers.pop(id(answers)) - 1
+            if keepers:
+                self._keepers[id(answers)] = keepers
+            else:
+                self._answers -= len(answers)

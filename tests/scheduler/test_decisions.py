@@ -4,11 +4,12 @@ import msgspec
 
 from mesh.domain.placement import AttemptOutcome
 from scheduler.config import ObjectivesConfig
-from scheduler.decisions import MOST_REQUESTS, Decision, DecisionLog
+from scheduler.decisions import MOST_ANSWERS, Decision, DecisionLog
 from scheduler.lengths import OutputLengths
-from scheduler.placement.candidates import Candidates
+from scheduler.placement.candidates import Candidates, CandidateWorker
 from scheduler.placement.choose import Comparison
 from scheduler.placement.constants import Constants
+from scheduler.placement.growth import PlacedAnswers, Times
 from tests.support.scheduling import choose, make_candidate, make_request
 
 COMPARED = Comparison(make_request(), Candidates([make_candidate()]), Constants(), ObjectivesConfig())
@@ -26,6 +27,16 @@ def make_decision(request_id: str = "r", attempt: int = 0, **changes: Any) -> De
     return Decision(**values)
 
 
+def crowded(answers: int) -> CandidateWorker:
+    times = Times(range(answers))
+    return make_candidate(answers=PlacedAnswers(times, times))
+
+
+def compared_with(request_id: str, *workers: CandidateWorker) -> Decision:
+    request = make_request(generation_id=request_id)
+    return make_decision(compared=msgspec.structs.replace(COMPARED, request=request, candidates=Candidates(workers)))
+
+
 def test_decisions_are_listed_newest_first_and_the_oldest_give_way() -> None:
     log = DecisionLog(capacity=3)
     for number in range(5):
@@ -35,13 +46,22 @@ def test_decisions_are_listed_newest_first_and_the_oldest_give_way() -> None:
 
 
 def test_decisions_among_many_requests_give_way_earlier() -> None:
-    assert CHOSEN is not None
-    log, crowded = DecisionLog(capacity=10), msgspec.structs.replace(CHOSEN, requests=MOST_REQUESTS // 3)
+    log = DecisionLog(capacity=10)
     for number in range(5):
-        log.add(make_decision(f"r{number}", chosen=crowded))
+        log.add(compared_with(f"r{number}", crowded(MOST_ANSWERS // 3)))
     assert [decision.query.request_id for decision in log.newest(10)] == ["r4", "r3", "r2"]
-    log.add(make_decision("alone", chosen=msgspec.structs.replace(CHOSEN, requests=MOST_REQUESTS + 1)))
+    log.add(compared_with("alone", crowded(MOST_ANSWERS + 1)))
     assert [decision.query.request_id for decision in log.newest(10)] == ["alone"]
+
+
+def test_answers_that_decisions_share_are_counted_once() -> None:
+    log, unchanged = DecisionLog(capacity=10), crowded(MOST_ANSWERS // 2)
+    for number in range(5):
+        log.add(compared_with(f"r{number}", unchanged))
+    log.add(compared_with("r5", unchanged, crowded(MOST_ANSWERS // 2)))
+    assert len(log.newest(10)) == 6
+    log.add(compared_with("r6", crowded(1)))
+    assert [decision.query.request_id for decision in log.newest(10)] == ["r6"]
 
 
 def test_the_decisions_of_one_request_are_found() -> None:
