@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
+from engine.blocks.use_worth import UseWorth
 from mesh.blocks import BLOCK_TOKENS
 
 # With this many tokens before a token, its attention costs as much as everything else that is computed for it
@@ -46,10 +47,10 @@ class HostBlocks:
     """Content addresses of `total` slots of host memory: the lower tier of a rank's KV, under its `BlockPool`.
 
     The least valuable block is evicted. A block's value is the time of its last use, plus the number of its uses times
-    what it costs to compute; the unit of time is one turnover, in which as many blocks come as there are slots
-    (compare GreedyDual-Size-Frequency; Cherkasova 1998). So blocks that are used no more go in the end, whatever they
-    cost. A block that another one here continues stays, since the other is found through it alone; so does one that is
-    pinned, i.e. about to be read.
+    their worth and times what it costs to compute; the unit of time is one turnover, in which as many blocks come as
+    there are slots (compare GreedyDual-Size-Frequency; Cherkasova 1998). So blocks that are used no more go in the end,
+    whatever they cost. A block that another one here continues stays, since the other is found through it alone; so
+    does one that is pinned, i.e. about to be read.
     """
 
     def __init__(self, total: int) -> None:
@@ -63,8 +64,9 @@ class HostBlocks:
         self._fresh = 0
         # Values at which blocks could be evicted. An entry counts while the block still has that value.
         self._evictable: list[tuple[float, bytes]] = []
-        # How many blocks have come.
-        self._came = 0
+        # How many blocks have come, and how many will have at the end of this turnover.
+        self._came, self._turnover_end = 0, total
+        self._use_worth = UseWorth()
         # Net change since `drain_changes`, in order.
         self._added: dict[bytes, None] = {}
         self._removed: dict[bytes, None] = {}
@@ -105,8 +107,9 @@ class HostBlocks:
         slot = self._take_slot()
         if slot is None:
             return None
-        self._came += 1
-        hosted = _Hosted(slot, evicted.parent, evicted.index, evicted.draftless)
+        uses = min(self._use_worth.came(evicted.content) + 1, MOST_USES)
+        self._count_in()
+        hosted = _Hosted(slot, evicted.parent, evicted.index, evicted.draftless, uses=uses)
         self._hosted[evicted.content] = hosted
         self._continued[evicted.parent] += 1
         self._set_value(evicted.content, hosted)
@@ -135,6 +138,12 @@ class HostBlocks:
         self._removed.clear()
         return added, removed
 
+    def _count_in(self) -> None:
+        self._came += 1
+        if self._came >= self._turnover_end:
+            self._use_worth.end_turnover()
+            self._turnover_end = self._came + self.total
+
     def _take_slot(self) -> int | None:
         if self._free:
             return self._free.pop()
@@ -152,6 +161,7 @@ class HostBlocks:
             if hosted is None or hosted.value != value or not self._can_evict(content, hosted):
                 continue
             del self._hosted[content]
+            self._use_worth.evicted(content, hosted.uses, self.total)
             self._free.append(hosted.slot)
             _note(content, self._removed, self._added)
             self._continued[hosted.parent] -= 1
@@ -166,7 +176,7 @@ class HostBlocks:
 
     def _set_value(self, content: bytes, hosted: _Hosted) -> None:
         cost = 1 + hosted.index * BLOCK_TOKENS / ATTENTION_DOUBLES_TOKENS
-        hosted.value = self._came / self.total + hosted.uses * cost
+        hosted.value = self._came / self.total + self._use_worth.turnovers * hosted.uses * cost
         self._offer(content, hosted)
 
     def _offer(self, content: bytes, hosted: _Hosted) -> None:
