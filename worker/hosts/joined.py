@@ -157,6 +157,7 @@ class JoinedHosts:
         self.close()
         self._hosts, self._failed = {}, False
         self._formed.clear()
+        self.stopping.clear()
         return True
 
     def number_of(self, place: int) -> int:
