@@ -1,7 +1,7 @@
 """Checks whether two hosts of a worker have the same version and configuration."""
 
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 # UCX's devices have different names on each host.
@@ -9,7 +9,11 @@ OF_EACH_HOST = frozenset({"transfer.devices"})
 
 
 def own_version() -> str:
-    return version("deepmesh")
+    try:
+        return version("deepmesh")
+    except PackageNotFoundError:
+        # Run from a checkout.
+        return "not installed"
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
