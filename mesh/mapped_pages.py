@@ -29,12 +29,12 @@ def enter_pages(address: int, size_bytes: int) -> None:
         list(threads.map(enter, range(0, size_bytes, part)))
 
 
-def are_filled(address: int, size_bytes: int) -> bool:
-    """Whether the memory has all these pages already, which may be another process's doing. False if the kernel does
-    not tell. address: a multiple of a page.
+def filled_share(address: int, size_bytes: int) -> float:
+    """The share of this memory's pages that are there already, which may be another process's doing. 0 if the kernel
+    does not tell. address: a multiple of a page.
     """
     pages = np.zeros(-(-size_bytes // mmap.PAGESIZE), np.uint8)
     asked = ctypes.CDLL(None).mincore(
         ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), ctypes.c_void_p(pages.ctypes.data)
     )
-    return asked == 0 and bool((pages & 1).all())
+    return float((pages & 1).mean()) if asked == 0 else 0.0

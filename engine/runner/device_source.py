@@ -11,7 +11,7 @@ from cuda.bindings import driver
 from engine.runner.locked_regions import LockedRegions
 from engine.runner.locking_ahead import lock_ahead
 from engine.runner.piece_tags import TagsInProgress
-from mesh.mapped_pages import are_filled, enter_pages
+from mesh.mapped_pages import enter_pages, filled_share
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check, Pending, Pool
 from transfer.segments import Tile
@@ -20,6 +20,8 @@ _log = logging.getLogger("deepmesh.engine")
 
 # About so much is locked by a call, for which the transfer thread waits.
 REGION_BYTES = 64 << 20
+# A region counts as filled from here on: blocks may have room for draft layers that were never written.
+FILLED_SHARE = 0.9
 # The longest distance between two rows of a copy: CU_DEVICE_ATTRIBUTE_MAX_PITCH of all cards so far.
 MOST_PITCH = (1 << 31) - 1
 
@@ -53,7 +55,7 @@ class DeviceSource:
         address, device = self._mapped.ctypes.data, self._stream.device
 
         def is_filled(start: int, size_bytes: int) -> bool:
-            return are_filled(address + start, size_bytes)
+            return filled_share(address + start, size_bytes) >= FILLED_SHARE
 
         lock_ahead(self, self._regions, is_filled, lambda: torch.cuda.set_device(device))
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mesh.mapped_pages import are_filled, enter_pages
+from mesh.mapped_pages import enter_pages, filled_share
 
 PAGES = 5000
 SIZE = PAGES * mmap.PAGESIZE
@@ -35,10 +35,10 @@ def test_entered_pages_are_read_without_faults() -> None:
     assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < PAGES // 100
 
 
-def test_pages_are_filled_once_another_mapping_wrote_them() -> None:
+def test_pages_are_there_once_another_mapping_wrote_them() -> None:
     written, read = mapped_twice()
-    written[: SIZE - mmap.PAGESIZE] = 7
-    assert are_filled(read.ctypes.data, SIZE - mmap.PAGESIZE)
-    assert not are_filled(read.ctypes.data, SIZE)
-    written[-1] = 7
-    assert are_filled(read.ctypes.data, SIZE)
+    written[: SIZE // 4] = 7
+    assert filled_share(read.ctypes.data, SIZE) == 0.25
+    assert filled_share(read.ctypes.data, SIZE // 4) == 1.0
+    written[:] = 7
+    assert filled_share(read.ctypes.data, SIZE) == 1.0
