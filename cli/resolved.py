@@ -43,12 +43,13 @@ def print_resolved(engine: EngineConfig, role: WorkerRole, cards: Sequence[Card]
     """Raises CheckpointError, and ConfigError if it does not fit."""
     assert engine.model_dir is not None
     found = resolve_on(engine, role, cards)
+    # What would be chosen for a model that has no room is of no use.
+    memory = check_fits(read_model_config(engine.model_dir), smallest(cards), found.engine) if cards else None
     where = f"{len(cards)} x {smallest(cards).name}" if cards else "the CPU: defaults, unless you name a --gpu"
     console.print(Text(f"{role.value} worker on {where}, for {engine.aim}", style="bold"), soft_wrap=True)
     for choice in found.choices:
         console.print(Text(str(choice)), soft_wrap=True)
-    if cards:
-        memory = check_fits(read_model_config(engine.model_dir), smallest(cards), found.engine)
+    if memory is not None:
         console.print(Text(_memory(memory)), soft_wrap=True)
 
 

@@ -38,7 +38,7 @@ def check_fits(model: ModelConfig, card: Card, engine: EngineConfig) -> RankMemo
         most = _most(model, card, engine, kept, key, least, value)
         wanted = " and ".join([*lowered, f"engine.{key} to at most {most}"])
         raise ConfigError(
-            f"weights and steps take {found.taken / GB:.1f} GB and leave too little for KV on a {_named(card, found)}:"
+            f"weights and steps take {found.taken / GB:.1f} GB and leave too little for KV on {_named(card, found)}:"
             f" lower {wanted}"
         )
     raise ConfigError(_too_large(model, card, engine, found))
@@ -109,7 +109,7 @@ def _too_large(model: ModelConfig, card: Card, engine: EngineConfig, found: Rank
         remedies.append(f"quantize its experts to INT4 (deepmesh quantize --format w4a8){also}")
     elif not more:
         remedies.append("take cards with more memory, or a checkpoint with smaller experts (deepmesh quantize)")
-    return f"{said} and a {_named(card, found)} has too little: {', or '.join(remedies) or 'take larger cards'}"
+    return f"{said}, and {_named(card, found)} has too little: {', or '.join(remedies) or 'take larger cards'}"
 
 
 def _ranks_that_fit(model: ModelConfig, card: Card, engine: EngineConfig, least: int) -> int | None:
@@ -133,4 +133,4 @@ def _ranks_that_fit_int4(model: ModelConfig, card: Card, engine: EngineConfig, l
 
 
 def _named(card: Card, found: RankMemory) -> str:
-    return f"{card.name} with {found.there / GB:.1f} GB"
+    return f"one {card.name} with {found.there / GB:.1f} GB"

@@ -30,9 +30,9 @@ class Shown:
         return self.device == "cuda" and self.within_chance and self.doubt is None
 
     def __str__(self) -> str:
-        where = "GPUs" if self.device == "cuda" else "a CPU"
-        doubt = f", but {self.doubt}" if self.doubt else ""
-        return f"{self.page} has it, of {where}, {'within' if self.within_chance else 'beyond'} chance{doubt}"
+        where = "on GPUs" if self.device == "cuda" else "on a CPU, not on GPUs,"
+        found = f"answers {where} differ by {'no ' if self.within_chance else ''}more than chance"
+        return f"{self.doubt or found} ({self.page})"
 
 
 # By setting and value. A format without a column is never chosen. tests/engine/settings/test_quality.py compares them
@@ -40,7 +40,11 @@ class Shown:
 SHOWN: Mapping[tuple[str, str], Shown] = MappingProxyType(
     {
         ("kv_dtype", "float8_e4m3fn"): Shown(
-            "FP8, FP8 KV", "cuda", "FP8", within_chance=True, doubt="it lost with earlier weights"
+            "FP8, FP8 KV",
+            "cuda",
+            "FP8",
+            within_chance=True,
+            doubt="with earlier weights more answers were lost than by chance",
         ),
         ("prompt_attention_dtype", "float8_e4m3fn"): Shown("FP8, FP8 prompts", "cuda", "FP8", within_chance=True),
         ("weights", "fp8"): Shown("FP8", "cuda", "bf16", within_chance=False),

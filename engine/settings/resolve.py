@@ -10,7 +10,7 @@ from engine.settings.card import Card, smallest
 from engine.settings.choice import Choice, value_of
 from engine.settings.layout import choose_parallel
 from engine.settings.quality import SHOWN, Shown
-from engine.settings.rules import RULES, Situation, given
+from engine.settings.rules import NO_TRANSFERS, RULES, Situation, given
 from mesh.config import validate
 from mesh.domain.workers import WorkerRole
 
@@ -56,7 +56,7 @@ def resolve_settings(
     for rule in RULES:
         choice = rule(at)
         choice = given(at, choice.key) or choice
-        at = at if choice.reason == "no KV moves" else at.changed(choice.key, choice.value)
+        at = at if choice.reason == NO_TRANSFERS else at.changed(choice.key, choice.value)
         differs = choice.value is not None and choice.value != value_of(engine, choice.key)
         choices.append(replace(choice, differs=differs))
     return Resolved(validate(EngineConfig, at.engine.model_dump(), "engine"), choices)

@@ -43,6 +43,8 @@ STEP, LIGHT_STEP = 2048, 8192
 SHARED_STEP = 4096
 # Most copies of experts that were measured on a part of the experts.
 COPIES = 2
+# The reason of settings of transfers where there are none.
+NO_TRANSFERS = "engine.transfer is null: no KV moves to or from other processes"
 # Layers of DeepSeek-R1, for which the largest captured step with prompts was measured.
 R1_LAYERS = 61
 
@@ -149,7 +151,10 @@ def _requests(at: Situation) -> tuple[int, str]:
         if measured < as_long < MOST_REQUESTS and _runs_most(at, measured):
             return MOST_REQUESTS, f"for {aim}: KV has room for them, and their step is shorter than R1's of {measured}"
         if as_long > measured:
-            return min(as_long, MOST_REQUESTS), f"for {aim}: attention to {as_long} takes as long as R1's to {measured}"
+            why = f"for {aim}: attention to {as_long} takes as long as R1's to {measured}"
+            if as_long > MOST_REQUESTS:
+                why += f", and {MOST_REQUESTS} are the most that were measured"
+            return min(as_long, MOST_REQUESTS), why
     return measured, f"for {aim}: steps of {measured} requests were measured"
 
 
@@ -181,7 +186,10 @@ def _step(at: Situation) -> tuple[int, str]:
     if at.layout.tp > 1 and at.layout.dp == 1:
         return SHARED_STEP, "0.15 s at the 28,021 tokens/s of four H200 that compute a prompt together"
     if at.layout.world > 1:
-        return SHARED_STEP, "4.5 requests/s of eight ranks all good, for 25% with 2,048 (sim/notes.md)"
+        return (
+            SHARED_STEP,
+            "eight ranks of R1 serve 4.5 requests/s in time, and with 2,048 a quarter of them (sim/notes.md)",
+        )
     tokens = STEP
     if at.engine.aim == "balanced":
         as_long = STEP * tokens_for_one(at.model)
@@ -192,7 +200,8 @@ def _step(at: Situation) -> tuple[int, str]:
 
 def graph_rows(at: Situation) -> Choice:
     sizes = graph_sizes(at.engine)
-    return Choice("graph_rows", None, f"{len(sizes)} sizes of 1 to {sizes[-1]} rows, closest where a row costs most")
+    why = f"steps of 1 to {sizes[-1]} rows are captured in {len(sizes)} sizes, closest where a row costs most"
+    return Choice("graph_rows", None, why)
 
 
 def prompt_graph_tokens(at: Situation) -> Choice:
@@ -203,14 +212,16 @@ def prompt_graph_tokens(at: Situation) -> Choice:
     plain = not formats.quantized and formats.experts is Stored.PLAIN and at.engine.weights not in ("fp8", "w4a8")
     ran = plain and at.layout.world == 1 and not at.engine.drafts.most
     if ran and alike >= FEWEST_CAPTURED and at.engine.max_step_tokens >= FEWEST_CAPTURED:
-        why = "a light model: first tokens of 1,000 after 43 ms, for 63 with 1,536 captured (Moonlight, an H200)"
+        why = "a light model: prompts of 1,000 have a first token after 43 ms, for 63 with 1536 (Moonlight, an H200)"
         return Choice("prompt_graph_tokens", FEWEST_CAPTURED, why)
     return Choice("prompt_graph_tokens", 1536, "steps of 512 and 875 tokens take 1.6 and 1.4 times as long uncaptured")
 
 
 def copies(at: Situation) -> Choice:
     key = "balance.redundant"
-    if at.engine.settled_balance.interval_steps is None or at.layout.ep == 1:
+    if at.layout.ep == 1:
+        return Choice(key, 0, "each rank has all experts")
+    if at.engine.settled_balance.interval_steps is None:
         return Choice(key, 0, "experts stay where they are, so copies of them would not follow the load")
     experts = at.model.n_routed_experts
     if experts - -(-experts // at.layout.ep) < COPIES:
@@ -221,7 +232,9 @@ def copies(at: Situation) -> Choice:
 
 def context_parallel_tokens(at: Situation) -> Choice:
     tokens = at.engine.parallel.divided_tokens
-    why = "one rank computes each prompt, or a TP group does"
+    why = "there is one rank" if at.layout.world == 1 else "all ranks compute each prompt: they are a TP group"
+    if at.layout.dp > 1:
+        why = "each rank computes its own prompts"
     if tokens is not None:
         why = f"from {tokens} tokens on ranks share a prompt: 2.9 times as fast on four at 32,768 tokens"
     return Choice("parallel.context_parallel_tokens", "auto", why)
@@ -231,22 +244,25 @@ def prompt_wait_steps(at: Situation) -> Choice:
     key = "parallel.prompt_wait_steps"
     if at.engine.aim == "latency":
         return Choice(key, 0, "a first token waits for no other rank's prompt")
-    return Choice(key, 16, "undivided prompts of ranks together: 2.5 requests/s all good, for 29% (simulated)")
+    why = "ranks begin short prompts together: 2.5 requests/s all in time, for 29% (simulated)"
+    return Choice(key, 16, why if at.layout.dp > 1 else "no other rank has prompts to wait for")
 
 
 def mixed_step_ms(at: Situation) -> Choice:
     if at.engine.aim == "throughput":
         return Choice("mixed_step_ms", None, "16 prompts at once take two ranks of R1 4 whole steps, and 18 even ones")
     why = "a step with prompts takes as long as it needs: shorter ones are hardly quicker to launch"
-    if at.layout.world > 1:
+    if at.role is WorkerRole.PREFILL:
+        why = "no requests decode next to prompts here"
+    elif at.layout.world > 1:
         why = "whole prompts: 64 streams of R1 have 1,804 tokens/s, for 1,239 in even steps (four H200)"
     elif at.engine.prompt_graph_tokens >= FEWEST_CAPTURED:
-        why = "99% of tokens within 43 ms next to prompts of 4,000, for 90 without (Moonlight, an H200)"
+        why = "99% of tokens come within 48 ms next to prompts of 4,000, within 90 without (Moonlight, an H200)"
     return Choice("mixed_step_ms", "auto", why)
 
 
 def prompt_share(at: Situation) -> Choice:
-    why = "half of the time kept 86 to 98% of requests that all kept 50 ms a token without (sim/notes.md)"
+    why = "no limit: all requests kept 50 ms a token without one, and 86 to 98% with half of the time (sim/notes.md)"
     return Choice("prompt_share", None, why)
 
 
@@ -256,9 +272,8 @@ def host_blocks(at: Situation) -> Choice:
 
 
 def slot_bytes(at: Situation) -> Choice:
-    return Choice(
-        "transfer.slot_bytes", TransferConfig().slot_bytes, "the host's cost of a segment does not depend on its size"
-    )
+    why = "the most of a transfer at once: the host takes as long for a smaller part"
+    return Choice("transfer.slot_bytes", TransferConfig().slot_bytes, why)
 
 
 # In this order: each sees what those before it have chosen.
@@ -303,5 +318,5 @@ def given(at: Situation, key: str) -> Choice | None:
     """The value that somebody gave, or one in a section that is not there; None if the rule decides."""
     section = key.rpartition(".")[0]
     if section and value_of(at.engine, section) is None:
-        return Choice(key, None, "no KV moves")
+        return Choice(key, None, NO_TRANSFERS)
     return Choice(key, value_of(at.engine, key), "as given") if is_given(at.engine, key) else None

@@ -119,9 +119,9 @@ def test_experts_in_host_memory_take_none_of_the_gpus(layers: int | str) -> None
         (
             1,
             "h200",
-            r"takes 358\.\d GB on one GPU and a h200 with 149\.2 GB .*: take 4 GPUs \(--gpus 4, or",
+            r"takes 358\.\d GB on one GPU, and one h200 with 149\.2 GB .*: take 4 GPUs \(--gpus 4, or",
         ),
-        (2, "h200", r"on each of 2 GPUs .*take 4 GPUs"),
+        (2, "h200", r"on each of 2 GPUs, .*take 4 GPUs"),
         (8, "l40s", r"take cards with more memory, or a checkpoint with smaller experts"),
     ],
 )
