@@ -159,7 +159,9 @@ async def _start(
         descriptors |= {1: stdout, 2: stdout if stderr == asyncio.subprocess.STDOUT else stderr}
     arguments = (_Program.of(command, env), _Descriptors(descriptors), start_new_session)
     process = FORK.Process(target=_become, args=arguments, daemon=True)
-    process.start()
+    # Otherwise the process would first run the program that runs the tests, such as a profiler's script, and all tests.
+    with patch.dict(sys.modules, __main__=ModuleType("__main__")):
+        process.start()
     return ForkedProcess(process)
 
 
