@@ -45,6 +45,7 @@ CONFIGURATIONS = (
     Configuration("W4A8 AWQ", "w4a8-awq", _QUANTIZED),
     Configuration("W4A8 AWQ, FP8 KV", "w4a8-awq", (*_QUANTIZED, _FP8_KV)),
     Configuration("NVFP4", "nvfp4", _QUANTIZED),
+    Configuration("NVFP4, FP8 queries", "nvfp4", (*_QUANTIZED, "decode.engine.query_weights=fp8")),
     Configuration("FP8, chosen tokens", "v32", _QUANTIZED),
 )
 # The default directory of each form of the checkpoint, and the quantizer's options for the forms that are not shipped.
