@@ -29,6 +29,9 @@ MAX_REQUEST_ID_CHARACTERS = 128
 SHED_RETRY_MS = 1000
 # How long a stopping server waits for a client that does not read what an endless call has written.
 ENDING_SECONDS = 2.0
+# Calls that wait for their client's message, and gRPC's own, which wait for news, take no place of other calls, but 20
+# KB each. A client without a key can open them, so this many times `max_calls` of either kind (0.65 GB) are the most.
+MOST_WAITING = 4
 # Prefix of gRPC's own services: health and reflection.
 GRPC_OWN = "/grpc."
 
@@ -40,11 +43,12 @@ Behavior = Callable[[Any, Any], Any]
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     """Server side, for handlers written with async def (plain, async generators, or writing to the context).
 
-    Calls beyond `max_calls` are refused with Overloaded, except gRPC's own (health, reflection). `endless` names
-    methods ("/package.Service/Method") whose calls end only with their client: a stopping server first waits for all
-    other calls and then ends these with SHUTTING_DOWN. `serves` gives the roles that may call each method, if callers
-    have certificates: methods that it does not name are refused, except gRPC's own, which anyone may call.
-    None allows all roles.
+    Calls beyond `max_calls` are refused with Overloaded. MOST_WAITING times as many may wait: calls whose clients have
+    not sent the one message, without which gRPC begins no handler, and apart from them gRPC's own (health, reflection).
+    `endless` names methods ("/package.Service/Method") whose calls end only with their client: a stopping server first
+    waits for all other calls and then ends these with SHUTTING_DOWN. `serves` gives the roles that may call each
+    method, if callers have certificates: methods that it does not name are refused, except gRPC's own, which anyone may
+    call. None allows all roles.
     """
 
     def __init__(
@@ -58,6 +62,10 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         self._serves = serves
         self._finite_calls: set[asyncio.Task[Any]] = set()
         self._endless_calls: set[asyncio.Task[Any]] = set()
+        # Those that are gRPC's own.
+        self._own_calls: set[asyncio.Task[Any]] = set()
+        # Calls whose one message has not arrived.
+        self._silent: set[asyncio.Task[Any]] = set()
         self._ended: set[asyncio.Task[Any]] = set()
         # Calls in the middle of a write. A write must not be cancelled: gRPC could then send the call no status and
         # would keep it open.
@@ -72,6 +80,8 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
+        if not handler.request_streaming and not self._await_message():
+            return self._refusing_handler(method)
         metadata = dict(handler_call_details.invocation_metadata or ())
         # The call runs in this context, and so do all tasks that its handler creates.
         request_id.set(_accepted_id(metadata.get(REQUEST_ID_KEY)))
@@ -99,6 +109,16 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         if self._endless_calls:
             await asyncio.wait(self._endless_calls, timeout=ENDING_SECONDS)
         return not late
+
+    def _await_message(self) -> bool:
+        """Note that the current call waits for its message. False if too many calls do."""
+        if len(self._silent) >= MOST_WAITING * self._max_calls:
+            return False
+        task = asyncio.current_task()
+        assert task is not None
+        self._silent.add(task)
+        task.add_done_callback(self._silent.discard)
+        return True
 
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -140,12 +160,26 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
     def _check_room(self, method: str) -> None:
         """Raises Overloaded if there are too many calls, this one included."""
-        if method in self._endless or method.startswith(GRPC_OWN) or len(self._finite_calls) <= self._max_calls:
-            return
+        if method.startswith(GRPC_OWN):
+            full = len(self._own_calls) > MOST_WAITING * self._max_calls
+        else:
+            full = method not in self._endless and len(self._finite_calls) > self._max_calls
+        if full:
+            raise self._overloaded(method)
+
+    def _overloaded(self, method: str) -> Overloaded:
         RPC_SHED.labels(method).inc()
-        raise Overloaded(
+        return Overloaded(
             f"this service has {self._max_calls} calls in progress: retry later", retry_after_ms=SHED_RETRY_MS
         )
+
+    def _refusing_handler(self, method: str) -> grpc.RpcMethodHandler[Any, Any]:
+        async def refuse(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            async with self._edge(method, context):
+                raise self._overloaded(method)
+
+        # A handler of a stream begins before any message has arrived.
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
     @asynccontextmanager
     async def _edge(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -156,6 +190,9 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         assert task is not None
         calls = self._endless_calls if method in self._endless else self._finite_calls
         calls.add(task)
+        if method.startswith(GRPC_OWN):
+            self._own_calls.add(task)
+        self._silent.discard(task)
         try:
             self._admit(method, context)
             yield
@@ -180,6 +217,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             await _abort(context, MeshError(f"internal error (request id {request_id.get()})"))
         finally:
             calls.discard(task)
+            self._own_calls.discard(task)
             self._ended.discard(task)
             self._writing.discard(task)
             RPC_HANDLED.labels(method, code.name).inc()

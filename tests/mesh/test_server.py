@@ -159,6 +159,41 @@ async def test_a_bursts_calls_are_answered_or_told_when_to_retry() -> None:
     assert value_of(RPC_SHED.labels(f"/{SERVICE}/unary_unary")) == before + 1100
 
 
+async def answers(channel: grpc.aio.Channel, message: bytes) -> bool:
+    try:
+        return bool(await raw_method(channel, "unary_unary")(message) == message)
+    except Overloaded:
+        return False
+
+
+async def test_calls_without_a_message_are_bounded() -> None:
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    server = MeshServer(ServerConfig(max_calls=1), "test", [raw_registration(unary_unary=echo)])
+    async with server, Channels().open(server.endpoint) as channel:
+        silent = [channel.stream_unary(f"/{SERVICE}/unary_unary")() for _ in range(5)]
+        first, _ = await asyncio.wait(
+            [asyncio.create_task(call.code()) for call in silent], return_when=asyncio.FIRST_COMPLETED
+        )
+        assert [task.result() for task in first] == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        for call in silent:
+            call.cancel()
+        await eventually(lambda: answers(channel, b"now"))
+
+
+async def test_watchers_of_health_are_bounded() -> None:
+    async with MeshServer(ServerConfig(max_calls=1), "test", []) as server, Channels().open(server.endpoint) as channel:
+        stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest(service="liveness")
+        watching = [stub.Watch(request) for _ in range(4)]
+        assert [(await call.read()).status for call in watching] == [SERVING] * 4
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Watch(request).read()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in watching:
+            call.cancel()
+
+
 def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
 
