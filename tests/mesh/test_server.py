@@ -172,7 +172,7 @@ async def test_calls_without_a_message_are_bounded() -> None:
 
     server = MeshServer(ServerConfig(max_calls=1), "test", [raw_registration(unary_unary=echo)])
     async with server, Channels().open(server.endpoint) as channel:
-        silent = [channel.stream_unary(f"/{SERVICE}/unary_unary")() for _ in range(5)]
+        silent: list[Any] = [channel.stream_unary(f"/{SERVICE}/unary_unary")() for _ in range(5)]
         first, _ = await asyncio.wait(
             [asyncio.create_task(call.code()) for call in silent], return_when=asyncio.FIRST_COMPLETED
         )
