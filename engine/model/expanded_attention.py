@@ -23,12 +23,12 @@ Expand = Callable[[slice], ExpandedKeys]
 
 @dataclass(frozen=True, slots=True)
 class ExpandedRows:
-    """Tokens [first, stop) of the batch that attend in the expanded form: one row, or several without a prefix."""
+    """Tokens [first, stop) of the batch that attend in the expanded form: rows without a prefix, or with one each."""
 
     first: int
     stop: int
     plan: PrefillPlan
-    # [keys] int64: slots of the row and of the cached prefix before it; None if no prefix is cached.
+    # [keys] int64: slots of each row and of the prefix before it; None if no row has a prefix.
     known: torch.Tensor | None
     # How many keys are expanded at once for all heads; of more keys, those of fewer heads.
     expanded: int

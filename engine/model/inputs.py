@@ -202,13 +202,17 @@ def _attention_of_prompts(
     expanded: list[ExpandedRows] = []
     masked: list[MaskedRows] = []
     sparse: list[SparseRow] = []
-    # Neighbouring rows without a cached prefix: one attention call takes them all.
+    # Neighbouring rows without a cached prefix, and neighbouring ones with one: one attention call takes them all.
     fresh: list[tuple[int, int]] = []
+    later: list[tuple[Row, int, int]] = []
 
     def flush() -> None:
         if fresh:
             expanded.append(_expand_fresh(fresh, state))
-            fresh.clear()
+        if later:
+            expanded.append(_expand_later(later, state, quantized=state.quantized_prompts))
+        fresh.clear()
+        later.clear()
 
     for row, first, stop in _cut_where_sparse(rows, stops, state):
         if state.index_pool is not None and row.start >= state.top_k:
@@ -217,22 +221,24 @@ def _attention_of_prompts(
             short = row.end <= state.masked_until
             if short and masked_is_cheaper(config, queries=stop - first, context=row.end):
                 # There are no products with masks in e4m3.
-                masked.append(MaskedRows(_expand_behind_prefix(row, first, stop, state, quantized=False), parts))
+                masked.append(MaskedRows(_expand_later([(row, first, stop)], state, quantized=False), parts))
             else:
                 forms += parts
             continue
-        if row.sparse is None and not row.start and stop - (fresh[0][0] if fresh else first) <= EXPANDED_TOKENS:
-            fresh.append((first, stop))
-            continue
-        flush()
         if row.sparse is None and not row.start:
+            if later or (fresh and stop - fresh[0][0] > EXPANDED_TOKENS):
+                flush()
             fresh.append((first, stop))
         elif absorbed_is_cheaper(config, queries=stop - first, context=row.end):
+            flush()
             forms.append(AbsorbedRows(first, stop, _prompt_plan(row, row.end, stop - first, state)))
         elif row.sparse is not None and state.sparse_meter is not None:
+            flush()
             sparse.append(_attend_sparsely(config, row, row.sparse.recall, first, stop, state, state.sparse_meter))
         else:
-            expanded.append(_expand_behind_prefix(row, first, stop, state, quantized=state.quantized_prompts))
+            if fresh or sum(each.end for each, *_ in later) + row.end > EXPANDED_TOKENS:
+                flush()
+            later.append((row, first, stop))
     flush()
     return forms, expanded, masked, sparse
 
@@ -303,7 +309,9 @@ def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> Expan
     return ExpandedRows(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, expanded=EXPANDED_TOKENS)
 
 
-def _expand_behind_prefix(row: Row, first: int, stop: int, state: DeviceState, *, quantized: bool) -> ExpandedRows:
-    plan = plan_prefill([stop - first], [row.end], state.device, quantized=quantized)
-    known = to_device(slots_between(row, 0, row.end), state.device)
-    return ExpandedRows(first, stop, plan, known, EXPANDED_TOKENS)
+def _expand_later(spans: Sequence[tuple[Row, int, int]], state: DeviceState, *, quantized: bool) -> ExpandedRows:
+    """spans: rows after tokens of their prompts, neighbours, with the first and last token of each in the batch."""
+    queries, keys = [stop - first for _, first, stop in spans], [row.end for row, *_ in spans]
+    plan = plan_prefill(queries, keys, state.device, quantized=quantized)
+    known = to_device(np.concatenate([slots_between(row, 0, row.end) for row, *_ in spans]), state.device)
+    return ExpandedRows(spans[0][1], spans[-1][2], plan, known, EXPANDED_TOKENS)

@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1), absorbed for decode, expanded for prompts."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -11,7 +11,6 @@ from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, Cut, ForwardContext
 from engine.model.exchanged_kv import exchange_kv
-from engine.model.expanded_attention import ExpandedRows
 from engine.model.expanded_form import ExpandedForm
 from engine.model.expansion import make_expansion
 from engine.model.formats.plain import PlainLinear
@@ -20,11 +19,16 @@ from engine.model.indexer import Indexer, QueryInputs
 from engine.model.masked_rows import MaskedRows
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
-from engine.model.sparse_attention import SparseRow
 from kernels.act_quant import Quantized, empty_quantized, quantize_into
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
-from kernels.mla_projections import absorb_query, expand_values, expand_values_quantized, write_and_absorb
+from kernels.mla_projections import (
+    absorb_query,
+    expand_values,
+    expand_values_into,
+    expand_values_quantized,
+    write_and_absorb,
+)
 from kernels.mla_selected import mla_selected
 from kernels.norm import rms_norm_and_multiply
 
@@ -210,43 +214,40 @@ class Attention:
         if context.shared_latents is not None:
             exchange_kv(context, context.shared_latents, self.index, self._everybody)
         if not self._output.input_form.quantized:
-            parts = self._parts(context.expanded, context.masked, context.sparse, inputs, context)
-            in_order = [part for _, part in sorted(parts, key=itemgetter(0))]
+            in_order = [part for _, part in sorted(self._parts(inputs, context), key=itemgetter(0))]
             return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
         rows = context.only_in_latents()
         if out is None and rows is not None:
             return self._expanded_values(self._attended(rows, inputs, context))
         out = out or self._empty_quantized(query)
+        for latent in context.in_latents():
+            attended = self._attended(latent, inputs, context)
+            expand_values_into(attended, self._absorb_value, out.rows(latent.first, latent.stop))
         for row in context.expanded:
             form.attend_and_quantize(row, query, latents, context, out.rows(row.first, row.stop))
         for masked in context.masked:
             mask, row = self._mask(masked, inputs, context), masked.row
             form.attend_and_quantize(row, query, latents, context, out.rows(row.first, row.stop), mask)
         for sparse in context.sparse:
-            if not form.measures(sparse):
-                form.attend_sparsely_and_quantize(sparse, query, context, out.rows(sparse.first, sparse.stop))
-        measured = [sparse for sparse in context.sparse if form.measures(sparse)]
-        for first, part in self._parts([], [], measured, inputs, context):
-            quantize_into(part.flatten(1), out.rows(first, first + len(part)))
+            rows_out = out.rows(sparse.first, sparse.stop)
+            if form.measures(sparse):
+                quantize_into(form.attend_sparsely(sparse, query, context).flatten(1), rows_out)
+            else:
+                form.attend_sparsely_and_quantize(sparse, query, context, rows_out)
+        if context.padding:
+            out.rows(len(query) - context.padding, len(query)).clear()
         return out
 
-    def _parts(
-        self,
-        expanded: Sequence[ExpandedRows],
-        masked: Sequence[MaskedRows],
-        sparse: Sequence[SparseRow],
-        inputs: Projected,
-        context: ForwardContext,
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-        """First tokens and values, [tokens, heads, value], of these rows and of all in the absorbed form."""
+    def _parts(self, inputs: Projected, context: ForwardContext) -> Iterator[tuple[int, torch.Tensor]]:
+        """First tokens and values, [tokens, heads, value], of the rows in each form."""
         query, latents, form = inputs.query, inputs.latents, self._expanded
         for rows in context.in_latents():
             yield rows.first, expand_values(self._attended(rows, inputs, context), self._absorb_value)
-        for row in expanded:
+        for row in context.expanded:
             yield row.first, form.attend(row, query, latents, context)
-        for hiding in masked:
+        for hiding in context.masked:
             yield hiding.first, form.attend(hiding.row, query, latents, context, self._mask(hiding, inputs, context))
-        for part in sparse:
+        for part in context.sparse:
             yield part.first, form.attend_sparsely(part, query, context)
         if context.padding:
             shape = context.padding, query.shape[1], self.config.v_head_dim

@@ -47,6 +47,12 @@ class QuantizedRows:
     # As in `Quantized`.
     powers: bool = False
 
+    def clear(self) -> None:
+        """Make all of them zero."""
+        # As bytes: few operations support one-byte floats.
+        self.values.view(torch.uint8).zero_()
+        self.scales.fill_(1.0)
+
     def columns(self, first: int, stop: int) -> "QuantizedRows":
         """Some of the columns of these rows, in whole groups."""
         assert first % GROUP == stop % GROUP == 0

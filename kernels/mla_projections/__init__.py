@@ -5,12 +5,12 @@ DeepSeek-V2 (2024), section 2.1.2: the key's up-projection is absorbed into the 
 
 import torch
 
-from kernels.act_quant import Quantized, quantize
+from kernels.act_quant import Quantized, QuantizedRows, empty_quantized, quantize_into
 from kernels.few_rows import are_few
 from kernels.mla_decode import Attended
 from kernels.mla_projections import reference
 
-__all__ = ["absorb_query", "expand_values", "expand_values_quantized", "write_and_absorb"]
+__all__ = ["absorb_query", "expand_values", "expand_values_into", "expand_values_quantized", "write_and_absorb"]
 
 
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -87,15 +87,26 @@ def expand_values_quantized(attended: Attended, weight: torch.Tensor, *, powers:
 
     heads * value is a multiple of 128. powers: whether scales are powers of two.
     """
+    tokens, heads, _ = attended.latents.shape
+    out = empty_quantized(tokens, heads * weight.shape[2], device=attended.latents.device, powers=powers)
+    expand_values_into(attended, weight, out.rows(0, tokens))
+    return out
+
+
+def expand_values_into(attended: Attended, weight: torch.Tensor, out: QuantizedRows) -> None:
+    """As `expand_values_quantized`, but writes to existing rows, whole ones, in their form."""
     _check(attended.latents, weight)
+    assert out.values.is_contiguous() and out.values.shape == (len(attended.latents), weight.shape[0] * weight.shape[2])
     if attended.latents.is_cuda:
         from kernels.mla_projections import few_tokens, pieces
 
         if pieces.takes(attended, weight):
-            return pieces.expand_pieces_quantized(attended, weight, powers)
+            pieces.expand_pieces_into(attended, weight, out)
+            return
         if few_tokens.takes_values(attended.latents, weight):
-            return few_tokens.expand_values_quantized(attended.joined(), weight, powers)
-    return quantize(reference.expand_values(attended.joined(), weight).flatten(1), powers=powers)
+            few_tokens.expand_values_into(attended.joined(), weight, out)
+            return
+    quantize_into(reference.expand_values(attended.joined(), weight).flatten(1), out)
 
 
 def _check(latents: torch.Tensor, weight: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant.quantized import GROUP, Quantized, cuda_macros, empty_quantized
+from kernels.act_quant.quantized import GROUP, QuantizedRows, cuda_macros
 from kernels.hopper import is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
@@ -35,7 +35,7 @@ def takes_queries(query: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def takes_values(attended: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether it takes what `expand_values_quantized` is given."""
+    """Whether it takes what `expand_values_into` is given."""
     # Wider heads only for few rows: of more, cuBLAS reads the attended latents once.
     value, narrow = weight.shape[2], attended.shape[0] <= MOST_TOKENS_OF_WIDE_HEADS
     widths = weight.shape[1] == LATENT and (value == GROUP or (value % GROUP == 0 and narrow))
@@ -61,23 +61,21 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     return out
 
 
-def expand_values_quantized(attended: torch.Tensor, weight: torch.Tensor, powers: bool = False) -> Quantized:
+def expand_values_into(attended: torch.Tensor, weight: torch.Tensor, out: QuantizedRows) -> None:
     (tokens, heads, _), device = attended.shape, attended.device
-    out = empty_quantized(tokens, heads * weight.shape[2], device=device, powers=powers)
     if not tokens:
-        return out
+        return
     tile_tokens, tiles = choose_tiles(tokens, many=_are_many(heads))
     arguments = expand_arguments(attended, weight, out, tile_tokens)
     name = f"few_tokens_expand_values_{tile_tokens}"
-    kernel = load_kernel(SOURCE, name, device.index or 0, cuda_macros(powers))
+    kernel = load_kernel(SOURCE, name, device.index or 0, cuda_macros(out.powers))
     kernel.launch((heads * arguments.shares, tiles, 1), THREADS, arguments, dependent=True)
-    return out
 
 
 def expand_arguments(
-    attended: torch.Tensor, weight: torch.Tensor, out: Quantized | torch.Tensor, tile_tokens: int
+    attended: torch.Tensor, weight: torch.Tensor, out: QuantizedRows | torch.Tensor, tile_tokens: int
 ) -> ctypes.Structure:
-    """out: quantized, or [tokens, heads, value] of bfloat16."""
+    """out: quantized, whole rows, or [tokens, heads, value] of bfloat16."""
     (tokens, heads, _), head_rows = attended.shape, weight.stride(0) // LATENT
     arguments = ExpandArguments(
         weight=_boxes(weight.data_ptr(), (heads - 1) * head_rows + weight.shape[2], 2 * LATENT, GROUP),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.act_quant.quantized import Quantized, cuda_macros, empty_quantized
+from kernels.act_quant.quantized import QuantizedRows, cuda_macros
 from kernels.mla_decode.attended import Attended
 from kernels.mla_decode.parts import FEW_TOKENS
 from kernels.mla_projections.few_tokens import THREADS, expand_arguments, takes_values
@@ -32,12 +32,9 @@ def expand_pieces(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def expand_pieces_quantized(attended: Attended, weight: torch.Tensor, powers: bool = False) -> Quantized:
-    """As `kernels.mla_projections.expand_values_quantized`, for what it `takes`."""
-    tokens, heads, _ = attended.latents.shape
-    out = empty_quantized(tokens, heads * weight.shape[2], device=attended.latents.device, powers=powers)
-    _launch(attended, expand_arguments(attended.latents, weight, out, TILE_TOKENS), cuda_macros(powers))
-    return out
+def expand_pieces_into(attended: Attended, weight: torch.Tensor, out: QuantizedRows) -> None:
+    """As `kernels.mla_projections.expand_values_into`, for what it `takes`."""
+    _launch(attended, expand_arguments(attended.latents, weight, out, TILE_TOKENS), cuda_macros(out.powers))
 
 
 def _launch(attended: Attended, expand: ctypes.Structure, macros: tuple[str, ...] = ()) -> None:

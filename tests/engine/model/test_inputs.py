@@ -79,6 +79,20 @@ def test_neighbours_without_a_prefix_attend_in_one_call() -> None:
     assert (part.first, part.stop, part.plan.query_lengths) == (0, 70, (30, 40))
 
 
+def test_neighbours_with_prefixes_attend_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Such short contexts would be cheaper in the absorbed form.
+    monkeypatch.setattr("engine.model.inputs.absorbed_is_cheaper", lambda *_, **__: False)
+    rows = [row(70, 50, [4, 6]), row(80, 40, [1, 2]), row(0, 9, [3]), row(64, 30, [5, 7])]
+    joined, fresh, alone = context_of(rows).expanded
+    assert (joined.first, joined.stop) == (0, 90) and joined.known is not None
+    assert (joined.plan.query_lengths, joined.plan.key_lengths) == ((50, 40), (120, 120))
+    assert joined.known.tolist()[119:121] == [6 * 64 + 55, 64]
+    assert (fresh.known, alone.first, alone.stop) == (None, 99, 129)
+    # No more keys are expanded at once than before.
+    monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 239)
+    assert [(part.first, part.stop) for part in context_of(rows[:2]).expanded] == [(0, 50), (50, 90)]
+
+
 def test_a_chunk_of_one_token_may_follow_longer_ones() -> None:
     context = context_of([row(0, 30, [3]), row(100, 1, [0, 1])])
     assert [(rows.first, rows.stop) for rows in context.absorbed] == [(30, 31)]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.act_quant import dequantize
+from kernels.act_quant import Quantized, dequantize, empty_quantized
 from kernels.mla_decode import plan_decode, reference
 from kernels.mla_projections.reference import expand_values
 from tests.support.cuda_on_cpu.launches import CudaOnCpu
@@ -28,7 +28,8 @@ def test_pieces_become_values_quantized_or_not(
     expected = expand_values(latents, weight.float())
     assert relative_error(pieces.expand_pieces(attention.attend(query, pool, plan, SCALE), weight), expected) < 0.01
     plan.schedule.metadata = None
-    quantized = pieces.expand_pieces_quantized(attention.attend(query, pool, plan, SCALE), weight)
+    quantized = empty_quantized(len(lengths), HEADS * width, device=query.device)
+    pieces.expand_pieces_into(attention.attend(query, pool, plan, SCALE), weight, quantized.rows(0, len(lengths)))
     assert relative_error(dequantize(quantized).view_as(expected), expected) < 0.04
 
 
@@ -38,4 +39,10 @@ def test_scales_of_values_are_rounded_up_to_powers(on_cpu: CudaOnCpu) -> None:
     plan = plan_decode(torch.randperm(10).int().view(1, 10), torch.tensor([500]).int())
     weight = torch.randn(HEADS, 256, LATENT).bfloat16()[:, 128:].transpose(1, 2)
     attended = attention.attend(query, pool, plan, SCALE)
-    assert_rounded_up(lambda powers: pieces.expand_pieces_quantized(attended, weight, powers))
+
+    def expanded(powers: bool) -> Quantized:
+        out = empty_quantized(1, HEADS * 128, device=query.device, powers=powers)
+        pieces.expand_pieces_into(attended, weight, out.rows(0, 1))
+        return out
+
+    assert_rounded_up(expanded)
