@@ -75,7 +75,10 @@ async def serve_worker(
         await asyncio.wait({running})
     if running.done():
         kept = worker.host.ranks.kept
-        if kept is None or signalled.done():
+        if signalled.done() and parting.done():
+            # The whole worker was told to stop, one of its other hosts first.
+            log.info("the worker's hosts stop", extra={"fields": {"cause": str(running.exception())}})
+        elif kept is None or signalled.done():
             # Raises what ended the worker, if it was not the signal.
             running.result()
         else:
