@@ -34,8 +34,8 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
 
     logprob: float
     # The most likely tokens, best first.
-    top_token_ids: list[int]
-    top_logprobs: list[float]
+    top_token_ids: Sequence[int]
+    top_logprobs: Sequence[float]
 
     @property
     def top(self) -> Iterable[tuple[int, float]]:

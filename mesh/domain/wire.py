@@ -1,5 +1,7 @@
 """Translates requests, outputs and targets to protos and back; all services use this one translation."""
 
+from array import array
+
 import msgspec
 from deepmesh.internal.v1 import constraint_pb2, decode_pb2, outputs_pb2, share_pb2, sparse_prefill_pb2, targets_pb2
 from deepmesh.v1 import common_pb2
@@ -141,8 +143,14 @@ def finish_reason_number(reason: FinishReason) -> common_pb2.FinishReason:
 
 
 def logprobs(message: common_pb2.PositionLogprobs) -> Logprobs:
+    """With arrays, since a gateway keeps the log probabilities of thousands of tokens for each client that reads late:
+    20 alternatives take 0.4 KB a token, in lists 1.6 KB.
+    """
+    top = message.top
+    if not top:
+        return Logprobs(message.logprob, (), ())
     return Logprobs(
-        message.logprob, [token.token_id for token in message.top], [token.logprob for token in message.top]
+        message.logprob, array("I", [token.token_id for token in top]), array("f", [token.logprob for token in top])
     )
 
 

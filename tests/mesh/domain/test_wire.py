@@ -42,7 +42,8 @@ def test_no_top_p_keeps_all() -> None:
 @given(st.floats(-100, 0, width=32), alternatives)
 def test_log_probabilities_survive_the_wire(logprob: float, top: list[tuple[int, float]]) -> None:
     position = Logprobs(logprob, [token_id for token_id, _ in top], [value for _, value in top])
-    assert wire.logprobs(wire.logprobs_message(position)) == position
+    found = wire.logprobs(wire.logprobs_message(position))
+    assert (found.logprob, list(found.top)) == (logprob, top)
 
 
 def test_targets_survive_the_wire() -> None:
