@@ -6,6 +6,8 @@ import torch
 
 CAPABILITY = 9
 HOPPER_SHARED_BYTES = 232_448
+# How many clusters an H200 runs at once, by the CTAs of a cluster, if a CTA fills a multiprocessor.
+MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30}
 
 
 @cache

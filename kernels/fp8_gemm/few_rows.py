@@ -9,7 +9,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.operands import BLOCK, BlockScaled
-from kernels.hopper import is_hopper
+from kernels.hopper import MOST_CLUSTERS, is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
 
@@ -21,8 +21,6 @@ ROWS = (16, 32, 64, 96)
 THREADS = {64: 640, 112: 640, 128: 640, 192: 512}
 # Units of 128 inputs that a CTA has room for, as in the source.
 MOST_UNITS = 80
-# How many clusters an H200 runs at once, by the CTAs of a cluster. A CTA fills a multiprocessor.
-MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.hopper import is_hopper, processors
+from kernels.hopper import MOST_CLUSTERS, is_hopper, processors
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
 
@@ -16,6 +16,9 @@ THREADS, HELD, MOST_CTAS = 1024, 16384, 8
 USUAL_CTAS = 4
 # CTAs that a multiprocessor runs at once.
 CTAS_AT_ONCE = 2
+# More queries than these whose rows the usual CTAs do not hold have CTAs with room for LONG_HELD scores, which fill a
+# multiprocessor. With fewer queries more CTAs are faster.
+LONG_HELD, FEW_QUERIES = 51200, 8
 
 
 def takes(scores: torch.Tensor) -> bool:
@@ -30,25 +33,28 @@ def top_tokens(scores: torch.Tensor, seen: torch.Tensor, count: int) -> torch.Te
         arguments = Arguments(
             scores=scores.data_ptr(), seen=seen.data_ptr(), out=out.data_ptr(), width=width, count=count
         )
-        kernel, ctas = load_kernel(SOURCE, "choose", device.index or 0), _ctas(queries, width, processors(device))
+        name, ctas = _form(queries, width, processors(device))
+        kernel = load_kernel(SOURCE, name, device.index or 0)
         # Not before scores are complete: clusters that wait take 2 to 13 us longer.
         kernel.launch((queries * ctas, 1, 1), THREADS, arguments, cluster=ctas)
     return out
 
 
-def _ctas(queries: int, width: int, processors: int) -> int:
-    """CTAs of a query: as many as have room for most of its scores, and more if that leaves multiprocessors idle. The
-    rest of the scores is read again.
+def _form(queries: int, width: int, processors: int) -> tuple[str, int]:
+    """The kernel, and CTAs of a query: as many as have room for most of its scores, and more if that leaves
+    multiprocessors idle. The rest of the scores is read again.
 
-    Of many queries one CTA each is faster, as measured, where it reads few scores again, or where a cluster would be
-    the largest.
+    Of many queries one CTA each is faster, as measured, where it reads few scores again. Of long rows those CTAs are
+    taken that find room at once for all queries, if they hold the rows.
     """
-    many = queries >= CTAS_AT_ONCE * processors
-    if many and (width <= HELD * 3 // 2 or width > HELD * MOST_CTAS // 2):
-        return 1
+    if width > USUAL_CTAS * HELD and queries > FEW_QUERIES:
+        at_once = (ctas for ctas in (4, 3, 2) if queries <= MOST_CLUSTERS[ctas] and width <= ctas * LONG_HELD)
+        return "choose_long", next(at_once, USUAL_CTAS)
     ctas = 1
+    if queries >= CTAS_AT_ONCE * processors and width <= HELD * 3 // 2:
+        return "choose", ctas
     while ctas < MOST_CTAS and ctas * HELD * 9 // 8 < width:
         ctas *= 2
     while ctas < USUAL_CTAS and 2 * ctas * queries <= processors:
         ctas *= 2
-    return ctas
+    return "choose", ctas

@@ -90,11 +90,24 @@ def test_two_thousand_are_chosen_of_long_contexts(kind: str, width: int, module:
 
 
 @pytest.mark.parametrize(
-    ("queries", "width", "ctas"),
-    [(8, 33_024, 4), (64, 33_024, 2), (64, 131_328, 8), (300, 24_000, 1), (300, 33_024, 2), (300, 131_328, 1)],
-)
-def test_clusters_hold_most_of_a_querys_scores(queries: int, width: int, ctas: int) -> None:
-    assert clusters._ctas(queries, width, 132) == ctas
+    ("queries", "width", "name", "ctas"),
+    [
+        (8, 33_024, "choose", 4), (64, 33_024, "choose", 2), (8, 131_328, "choose", 8), (300, 24_000, "choose", 1),
+        (300, 33_024, "choose", 2), (24, 131_328, "choose_long", 4), (32, 131_328, "choose_long", 3),
+        (64, 70_000, "choose_long", 2), (300, 131_328, "choose_long", 4),
+    ],
+)  # fmt: skip
+def test_clusters_hold_most_of_a_querys_scores(queries: int, width: int, name: str, ctas: int) -> None:
+    assert clusters._form(queries, width, 132) == (name, ctas)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("queries", [9, 32, 70])
+@pytest.mark.parametrize("kind", ["random", "few values", "zeros"])
+def test_long_rows_of_many_queries_are_held(queries: int, kind: str, device: torch.device) -> None:
+    chooser: Chooser = import_module("kernels.top_tokens.clusters").top_tokens
+    scores, seen = drawn(kind, queries, 131_000).to(device), torch.randint(1, 131_001, (queries,), device=device).int()
+    assert torch.equal(chooser(scores, seen, 2048), reference.top_tokens(scores, seen, 2048))
 
 
 @pytest.mark.gpu

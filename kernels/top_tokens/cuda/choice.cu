@@ -4,7 +4,8 @@
 // that, one after another. Scores become integers of the same order, which stay in shared memory as far as there is room.
 // Histograms of their 11 highest bits, then of the 11 next ones of those that agree with the least chosen score so far, then of
 // the last 10, each summed over the cluster, give that score exactly. Then every warp counts what it has above and at that
-// score, and writes its positions after those of the parts before.
+// score, and writes its positions after those of the parts before. Two CTAs run on a multiprocessor, or one with room
+// for more scores: of long rows fewer of them meet then, and clusters of all queries find room at once.
 //
 // Bytes: 4 a score once, from memory or, where the previous kernel has just written them, from the second-level cache; 4 for each
 // position chosen.
@@ -12,8 +13,11 @@
 #include "../../cuda/cluster.cuh"
 #include "ordered.cuh"
 
-constexpr int THREADS = 1024, WARPS = THREADS / 32, HELD = 16384, MOST_CTAS = 8;
+constexpr int THREADS = 1024, WARPS = THREADS / 32, MOST_CTAS = 8;
+// Scores of a CTA for which it has room: if two run on a multiprocessor, and if one does.
+constexpr int USUAL_HELD = 16384, LONG_HELD = 51200;
 
+template <int HELD>
 struct Shared {
   alignas(16) u32 held[HELD];
   // By pass.
@@ -29,7 +33,8 @@ struct Part {
   const float* scores;
   int first, last;
 
-  __device__ __forceinline__ u32 key(const Shared& shared, int at) const { return at < HELD ? shared.held[at] : ordered(scores[at]); }
+  template <int HELD>
+  __device__ __forceinline__ u32 key(const Shared<HELD>& shared, int at) const { return at < HELD ? shared.held[at] : ordered(scores[at]); }
 };
 
 // Two numbers at the same place in the shared memory of the cluster's CTA `rank`.
@@ -41,7 +46,8 @@ __device__ __forceinline__ int2 there(const void* place, u32 rank) {
 }
 
 // All threads: finds the bin of the least chosen score among those of the pass, and how many of that bin are chosen.
-__device__ __forceinline__ void find_bin(Shared& shared, int pass, int wanted) {
+template <int HELD>
+__device__ __forceinline__ void find_bin(Shared<HELD>& shared, int pass, int wanted) {
   static_assert(BINS == 2 * THREADS, "a thread has two bins");
   int low = 0, high = 0;
   // The first thread has the highest bins.
@@ -65,7 +71,8 @@ __device__ __forceinline__ void find_bin(Shared& shared, int pass, int wanted) {
 }
 
 // All warps: reads the scores, and counts them by their highest bits.
-__device__ __forceinline__ void read_scores(Shared& shared, const Part& part) {
+template <int HELD>
+__device__ __forceinline__ void read_scores(Shared<HELD>& shared, const Part& part) {
 #pragma unroll 8
   for (int at = part.first + threadIdx.x % 32; at < part.last; at += 32) {
     u32 key = ordered(part.scores[at]);
@@ -75,7 +82,8 @@ __device__ __forceinline__ void read_scores(Shared& shared, const Part& part) {
 }
 
 // All warps: counts by their next bits, from `shift` on, the scores that agree with `least` above them.
-__device__ __forceinline__ void count_bins(Shared& shared, const Part& part, int pass, u32 least, int shift, int bits) {
+template <int HELD>
+__device__ __forceinline__ void count_bins(Shared<HELD>& shared, const Part& part, int pass, u32 least, int shift, int bits) {
   for (int at = part.first + threadIdx.x % 32; at < part.last; at += 32) {
     u32 key = part.key(shared, at);
     if ((key ^ least) >> (shift + bits) == 0) atomicAdd(&shared.bins[pass][key >> shift & ((1 << bits) - 1)], 1);
@@ -83,7 +91,8 @@ __device__ __forceinline__ void count_bins(Shared& shared, const Part& part, int
 }
 
 // All threads: what the parts before this warp's have, in the CTA and in the cluster's earlier CTAs.
-__device__ __forceinline__ Counts count_before(Shared& shared, const Part& part, u32 least) {
+template <int HELD>
+__device__ __forceinline__ Counts count_before(Shared<HELD>& shared, const Part& part, u32 least) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Counts own{0, 0};
   for (int at = part.first + lane; at < part.last; at += 32) {
@@ -108,7 +117,8 @@ __device__ __forceinline__ Counts count_before(Shared& shared, const Part& part,
 }
 
 // A warp: writes the positions of its part's chosen scores. `begin` is the position of the CTA's first score.
-__device__ __forceinline__ void write(const Shared& shared, const Part& part, u32 least, int wanted, Counts before, int begin, int* out) {
+template <int HELD>
+__device__ __forceinline__ void write(const Shared<HELD>& shared, const Part& part, u32 least, int wanted, Counts before, int begin, int* out) {
   int lane = threadIdx.x % 32, written = before.above + min(before.equal, wanted), equal_before = before.equal;
   u32 earlier = (1u << lane) - 1;
   for (int start = part.first; start < part.last; start += 32) {
@@ -125,11 +135,8 @@ __device__ __forceinline__ void write(const Shared& shared, const Part& part, u3
   }
 }
 
-extern "C" __device__ int choose_shared_bytes = sizeof(Shared);
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2) choose(const __grid_constant__ Arguments given) {
-  extern __shared__ __align__(16) u8 memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
+template <int HELD>
+__device__ __forceinline__ void choose_in(Shared<HELD>& shared, const Arguments& given) {
   int ctas = cluster_size(), rank = cluster_rank();
   long long query = blockIdx.x / ctas;
   for (int i = threadIdx.x; i < PASSES * BINS; i += THREADS) shared.bins[i / BINS][i % BINS] = 0;
@@ -162,3 +169,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) choose(const __grid_con
   // A CTA must not exit while another may still read its counts.
   cluster_meet();
 }
+
+#define CHOOSE(NAME, HELD, CTAS)                                                                                       \
+  extern "C" __device__ int NAME##_shared_bytes = sizeof(Shared<HELD>);                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, CTAS) NAME(const __grid_constant__ Arguments given) {          \
+    extern __shared__ __align__(16) u8 memory[];                                                                       \
+    choose_in(*reinterpret_cast<Shared<HELD>*>(memory), given);                                                        \
+  }
+
+CHOOSE(choose, USUAL_HELD, 2)
+CHOOSE(choose_long, LONG_HELD, 1)

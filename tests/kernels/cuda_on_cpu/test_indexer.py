@@ -6,7 +6,7 @@ import torch
 from kernels.index_keys import pool_shape, read_keys, reference
 from kernels.rope import frequencies, rotation_table
 from kernels.top_tokens import reference as chosen
-from tests.support.cuda_on_cpu.launches import PROCESSORS, CudaOnCpu
+from tests.support.cuda_on_cpu.launches import CudaOnCpu
 from tests.support.index_contexts import index_contexts
 
 TOKENS, E4M3 = 37, torch.float8_e4m3fn
@@ -56,8 +56,11 @@ def test_the_highest_scores_are_chosen(module: str, kind: str, width: int, count
     assert torch.equal(found, chosen.top_tokens(scores, seen, count))
 
 
-def test_one_cta_chooses_from_more_scores_than_it_holds(on_cpu: CudaOnCpu) -> None:
+def test_ctas_choose_from_more_scores_than_they_hold(on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     clusters = on_cpu.module("top_tokens.clusters")
-    queries, width = clusters.CTAS_AT_ONCE * PROCESSORS, clusters.HELD + 100
-    scores, seen = torch.randn(queries, width), torch.full((queries,), width, dtype=torch.int32)
-    assert torch.equal(clusters.top_tokens(scores, seen, 50), chosen.top_tokens(scores, seen, 50))
+    held = f"USUAL_HELD = {clusters.HELD}, LONG_HELD = {clusters.LONG_HELD}"
+    on_cpu.make_mistake(clusters.SOURCE, held, "USUAL_HELD = 700, LONG_HELD = 900")
+    scores, seen = torch.randn(2, 5003), torch.tensor([5003, 2047], dtype=torch.int32)
+    for form in ("choose", 1), ("choose_long", 3):
+        monkeypatch.setattr(clusters, "_form", lambda *_, form=form: form)
+        assert torch.equal(clusters.top_tokens(scores, seen, 50), chosen.top_tokens(scores, seen, 50))
