@@ -67,3 +67,11 @@ __device__ __forceinline__ void wait_for_queries() {
 __device__ __forceinline__ u64 further(u64 descriptor, u32 bytes) {
   return (descriptor & 0xFFFFFFFF00000000ull) | (u32)((u32)descriptor + bytes / 16);
 }
+
+// The thread's number, read again at each use. What the compiler computes from threadIdx.x ahead of a loop stays in registers, which
+// are scarce here, and it then keeps the loop's addresses in each thread's registers too instead of in uniform ones.
+__device__ __forceinline__ u32 own_thread() {
+  u32 thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}

@@ -41,7 +41,8 @@ __device__ __forceinline__ u32 arrived_tile(Shared& shared, const Ring& ring) {
 // Tells all CTAs of the cluster, one thread each, that this warpgroup has read the stage.
 template <int CTAS>
 __device__ __forceinline__ void release_tile(Shared& shared, int stage) {
-  if (threadIdx.x % 128 < CTAS) arrive_at(&shared.empty[stage], threadIdx.x % 128);
+  u32 thread = own_thread() % 128;
+  if (thread < CTAS) arrive_at(&shared.empty[stage], thread);
 }
 
 // All threads of this value warpgroup meet.
@@ -70,7 +71,7 @@ __device__ __forceinline__ bool any(uint4 raised) { return raised.x | raised.y |
 __device__ __forceinline__ void rescale(Shared& shared, float (&out)[4][32], int stage) {
   uint4 raised = shared.raised[stage];
   if (!any(raised)) return;
-  const float2* alphas = reinterpret_cast<const float2*>(shared.alpha[stage]) + threadIdx.x % 4;
+  const float2* alphas = reinterpret_cast<const float2*>(shared.alpha[stage]) + own_thread() % 4;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     // Heads 16 * w to 16 * w + 15 are those of scoring warp w, which stores factors only if one is not one.
@@ -98,15 +99,17 @@ struct Blocks {
 };
 
 // Adds the blocks for 64 channels, whose operands of the first block have been loaded. Loads those of the next 64 channels' first
-// block as soon as products have read theirs, and waits for all products.
-template <int M, bool TWO>
-__device__ __forceinline__ void add_channels(float (&out)[32], float (&sums)[32], Values (&values)[4], const Blocks& blocks, int group) {
+// block as soon as products have read theirs, and waits for all products. With the last channels it releases the first of two blocks.
+template <int CTAS, int M, bool TWO>
+__device__ __forceinline__ void add_channels(
+    float (&out)[32], float (&sums)[32], Values (&values)[4], const Blocks& blocks, int group, Shared& shared, int first) {
   multiply_block(sums, values[0], values[1], blocks.probabilities, 0);
   if (TWO) {
     load_values<0, M>(values[2], blocks.next_tile, group);
     load_values<1, M>(values[3], blocks.next_tile, group);
     multiply_block(sums, values[2], values[3], blocks.next_probabilities, 1);
     wgmma_wait<1>();
+    if (M == 3) release_tile<CTAS>(shared, first);
   } else {
     wgmma_wait<0>();
   }
@@ -117,12 +120,13 @@ __device__ __forceinline__ void add_channels(float (&out)[32], float (&sums)[32]
   add_products(out, sums);
 }
 
-template <bool TWO>
-__device__ __forceinline__ void add_blocks(float (&out)[4][32], float (&sums)[32], Values (&values)[4], const Blocks& blocks, int group) {
-  add_channels<0, TWO>(out[0], sums, values, blocks, group);
-  add_channels<1, TWO>(out[1], sums, values, blocks, group);
-  add_channels<2, TWO>(out[2], sums, values, blocks, group);
-  add_channels<3, TWO>(out[3], sums, values, blocks, group);
+template <int CTAS, bool TWO>
+__device__ __forceinline__ void add_blocks(
+    float (&out)[4][32], float (&sums)[32], Values (&values)[4], const Blocks& blocks, int group, Shared& shared, int first) {
+  add_channels<CTAS, 0, TWO>(out[0], sums, values, blocks, group, shared, first);
+  add_channels<CTAS, 1, TWO>(out[1], sums, values, blocks, group, shared, first);
+  add_channels<CTAS, 2, TWO>(out[2], sums, values, blocks, group, shared, first);
+  add_channels<CTAS, 3, TWO>(out[3], sums, values, blocks, group, shared, first);
 }
 
 // Adds all blocks of a piece to `out`, two at a time: that halves the additions in float32. A block whose probabilities have a
@@ -150,10 +154,9 @@ __device__ __forceinline__ void add_piece(float (&out)[4][32], Shared& shared, R
       if (two) ring = next;
     }
     if (two) {
-      add_blocks<true>(out, sums, values, unit, group);
-      release_tile<CTAS>(shared, first);
+      add_blocks<CTAS, true>(out, sums, values, unit, group, shared, first);
     } else {
-      add_blocks<false>(out, sums, values, unit, group);
+      add_blocks<CTAS, false>(out, sums, values, unit, group, shared, first);
     }
     left -= two ? 2 : 1;
     if (!left) break;
@@ -165,7 +168,7 @@ __device__ __forceinline__ void add_piece(float (&out)[4][32], Shared& shared, R
 // Stores O^T divided by the sum to [heads, 512] bf16. Only the first `rows` heads of the 64 exist. The thread has heads pair * 2
 // and pair * 2 + 1 of each 8, and two neighbouring channels of each 64.
 __device__ __forceinline__ void store_values(const float (&out)[4][32], const float2 (&inverse)[8], u32* target, int rows, int group) {
-  int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, pair = lane % 4;
+  int thread = own_thread(), warp = thread / 32 % 4, lane = thread % 32, pair = lane % 4;
   u32* own = target + pair * LATENT + group * 128 + warp * 8 + lane / 4;
 #pragma unroll
   for (int i = 0; i < 16; i++) {

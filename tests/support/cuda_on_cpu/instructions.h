@@ -34,6 +34,10 @@ inline Barrier& barrier_of(u32 address) { return barrier_at(block_of(address).sh
 inline void mapa_shared_cluster_u32(u32& there, u32 address, u32 rank) { there = address | (rank + 1) << 24; }
 inline u32 cluster_ctarank() { return own_block().rank; }
 inline u32 cluster_nctarank() { return launched.cluster.blocks.size(); }
+struct ThreadNumber {
+  u32 x() const { return own().number; }
+};
+inline ThreadNumber tid;
 
 // Moves and numbers.
 template <class T> inline void mov_u32(T& to, u32 from) { to = from; }
