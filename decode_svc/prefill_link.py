@@ -18,7 +18,7 @@ from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest
 from mesh.failures import from_rpc_error
 from mesh.identity import Role
-from mesh.interceptors import request_metadata
+from mesh.outgoing_calls import request_metadata
 
 # Most idle channels that are kept: over time many workers disappear for good.
 MAX_IDLE_CHANNELS = 64

@@ -6,8 +6,8 @@ import grpc
 
 from mesh.config import TlsConfig
 from mesh.identity import Role
-from mesh.interceptors import CallInterceptor
 from mesh.keepalive import KEEPALIVE
+from mesh.outgoing_calls import CallInterceptor
 from mesh.renewed_channel import RenewedChannel
 from mesh.tls import CertificateFiles, server_name
 
@@ -44,7 +44,7 @@ class Channels:
         another address too if its name has one by then.
 
         `role`: the role that must answer there, if services have certificates. Unary calls carry the request id and
-        raise MeshError; for streams see `mesh.interceptors.CallInterceptor`.
+        raise MeshError; for streams see `mesh.outgoing_calls.CallInterceptor`.
         """
         return _open(endpoint, self._credentials)
 

@@ -1,4 +1,4 @@
-"""What happens at the edge of every call: request ids, translation of errors to and from the wire, metrics.
+"""What happens at the edge of every call that a service answers: request ids, errors, metrics, bounds.
 
 All of it runs once a call; streamed messages pass without any code in between.
 """
@@ -18,11 +18,11 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from mesh.errors import InvalidRequest, MeshError, Overloaded, ShuttingDown, shortened
-from mesh.failures import STATUS_DETAILS_KEY, from_rpc_error, to_status
+from mesh.failures import STATUS_DETAILS_KEY, to_status
 from mesh.identity import Role, caller, check_role, identity_of
 from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_SHED, RPC_STARTED
 from mesh.observe import new_request_id, request_id
-from mesh.tracing import TRACEPARENT_KEY, TraceContext, current_traceparent, trace_context
+from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 
 REQUEST_ID_KEY = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128
@@ -224,33 +224,6 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             RPC_SECONDS.labels(method).observe(time.perf_counter() - start)
 
 
-class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
-    """Client side, for unary calls: passes on the request id and the span, and turns gRPC's errors into MeshError.
-
-    Streams do not use it, because gRPC would put a generator between every message and its reader. Streams pass
-    `metadata=request_metadata()` instead, and translate their errors with `mesh.failures.from_rpc_error`.
-    """
-
-    async def intercept_unary_unary(
-        self,
-        continuation: Callable[[grpc.aio.ClientCallDetails, Any], Awaitable[grpc.aio.UnaryUnaryCall[Any, Any]]],
-        client_call_details: grpc.aio.ClientCallDetails,
-        request: Any,
-    ) -> grpc.aio.UnaryUnaryCall[Any, Any]:
-        call = await continuation(_with_request(client_call_details), request)
-        try:
-            await call
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
-        return call
-
-
-def request_metadata() -> tuple[tuple[str, str], ...]:
-    """The current request id and span as metadata of an outgoing call; empty outside requests."""
-    named = ((REQUEST_ID_KEY, request_id.get()), (TRACEPARENT_KEY, current_traceparent()))
-    return tuple((key, value) for key, value in named if value is not None)
-
-
 _HANDLERS = {
     (False, False): "unary_unary",
     (False, True): "unary_stream",
@@ -292,16 +265,6 @@ def _refusing(behavior: Behavior) -> Behavior:
         return behavior(request, context)
 
     return call
-
-
-def _with_request(details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
-    metadata = grpc.aio.Metadata(*(details.metadata or ()))
-    for key, value in request_metadata():
-        if metadata.get(key) is None:
-            metadata.add(key, value)
-    return grpc.aio.ClientCallDetails(
-        details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
-    )
 
 
 def _accepted_id(given: str | bytes | None) -> str:
