@@ -77,4 +77,7 @@ def _download(name: str, files: tuple[str, ...]) -> Path:
         raise CheckpointError(f"{name} is {where}, and {constants.ENDPOINT} has no such model") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{name} is {where}, and cannot be downloaded: {reason}") from error
+        raise CheckpointError(
+            f"{name} is {where}, and cannot be downloaded ({reason}): run hf download {name} where the Hub can be"
+            " reached, and give the folder, or set HF_ENDPOINT"
+        ) from error
