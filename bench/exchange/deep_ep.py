@@ -59,15 +59,16 @@ def _measure(exchange: PeerExchange) -> dict[str, list[float]]:
         return rows.values
 
     def theirs(drawn: Drawn) -> torch.Tensor:
-        return deep_ep.dispatch(*drawn)[1]
+        return deep_ep.begin_dispatch(*drawn).finish()[1]
 
     def ours_and_back(drawn: Drawn) -> torch.Tensor:
         return experts.sum_parts(torch.empty(len(ours(drawn)), HIDDEN, dtype=torch.bfloat16, device="cuda"))
 
     def theirs_and_back(drawn: Drawn) -> torch.Tensor:
-        rows, _, _, way_back = deep_ep.dispatch(*drawn)
+        rows, _, _, way_back = deep_ep.begin_dispatch(*drawn).finish()
         assert isinstance(rows, Quantized)
-        return deep_ep.combine(torch.empty(len(rows.values), HIDDEN, dtype=torch.bfloat16, device="cuda"), way_back)
+        sums = torch.empty(len(rows.values), HIDDEN, dtype=torch.bfloat16, device="cuda")
+        return deep_ep.begin_combine(sums, way_back).finish()
 
     found: dict[str, list[float]] = {}
     for tokens in TOKENS:

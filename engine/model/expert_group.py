@@ -65,15 +65,15 @@ class ExpertGroup:
     @property
     def overlaps(self) -> bool:
         """Whether dispatched rows travel while this rank computes."""
-        return self.turns.taken or (self._exchange.overlaps and self._deep_ep is None)
+        return self.turns.taken or self._exchange.overlaps
 
     def begin_dispatch(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> Begun[Dispatched]:
         """The rows of all ranks, in the form they are given in, and their experts: [rows, ...] each becomes
         [ranks * rows, ...], or what DeepEP brings.
         """
-        if self._deep_ep is not None and not self.turns.taken and self._deep_ep.takes(rows):
-            dispatched = Dispatched(*self._deep_ep.dispatch(rows, weights, choices))
-            return Begun(lambda: dispatched)
+        if self._deep_ep is not None and self._deep_ep.takes(rows):
+            sent = self._deep_ep.begin_dispatch(rows, weights, choices)
+            return Begun(lambda: Dispatched(*self._finish(sent)))
         everybody = self._room_for(rows)
         outputs = [*_tensors(everybody), self._room(weights), self._room(choices)]
         begun = self._exchange.begin_all_gather(
@@ -98,7 +98,7 @@ class ExpertGroup:
             del routed
             return self.sum_parts(parts)
         assert self._deep_ep is not None
-        return self._deep_ep.combine(combine(routed), dispatched.way_back) + shared
+        return self._finish(self._deep_ep.begin_combine(combine(routed), dispatched.way_back)) + shared
 
     def sum_parts(self, parts: torch.Tensor) -> torch.Tensor:
         """The sums of all ranks' parts of this rank's rows: [ranks * rows, width] becomes [rows, width]."""

@@ -16,6 +16,12 @@ from tests.support.errors import relative_error
 TRAFFIC = Traffic(hidden=1024, experts=32, choices=8, tokens=1024)
 # As many tokens as a captured step has, and more than that, for which the host waits.
 TOKENS, MANY_TOKENS = 40, 600
+# Parts of a step, which travel at once.
+PARTS = 2
+
+
+# Rows, weights and choices.
+Inputs = tuple[Sent, torch.Tensor, torch.Tensor]
 
 
 class Senders:
@@ -30,9 +36,14 @@ class Senders:
         self.deep_ep = DeepEp(ElasticBuffer(module, exchange, TRAFFIC), module.topk_idx_t, self._first)
         self._group = ExpertGroup(exchange)
 
-    def by_deep_ep(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-        found, found_weights, numbers, way_back = self.deep_ep.dispatch(rows, weights, choices)
-        return self.deep_ep.combine(self._outputs(found, found_weights, numbers), way_back)
+    def by_deep_ep(self, *inputs: Inputs) -> list[torch.Tensor]:
+        """The sums of each of the inputs, all of which travel at once."""
+        sent = [self.deep_ep.begin_dispatch(*each) for each in inputs]
+        back = []
+        for begun in sent:
+            found, found_weights, numbers, way_back = begun.finish()
+            back.append(self.deep_ep.begin_combine(self._outputs(found, found_weights, numbers), way_back))
+        return [begun.finish() for begun in back]
 
     def by_exchange(self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         found, found_weights, numbers, _ = self._group.begin_dispatch(rows, weights, choices).finish()
@@ -66,9 +77,12 @@ def send_both_ways(exchange: PeerExchange) -> None:
     routings = range(TRAFFIC.experts), range(half, 2 * half), range(TRAFFIC.choices), range(0)
     for tokens, experts in itertools.product((TOKENS, MANY_TOKENS), routings):
         for form in (torch.Tensor.clone, quantize):
-            rows, weights, choices = drawn(tokens, experts)
-            sent = (form(rows), weights, choices)
-            _assert_near(senders.by_deep_ep(*sent), senders.by_exchange(*sent))
+            inputs = []
+            for _ in range(PARTS):
+                rows, weights, choices = drawn(tokens, experts)
+                inputs.append((form(rows), weights, choices))
+            for each, sums in zip(inputs, senders.by_deep_ep(*inputs), strict=True):
+                _assert_near(sums, senders.by_exchange(*each))
 
 
 def replay(exchange: PeerExchange) -> None:
@@ -76,12 +90,12 @@ def replay(exchange: PeerExchange) -> None:
     torch.manual_seed(exchange.place.rank)
     senders = Senders(exchange)
     inputs = drawn(TOKENS)
-    senders.by_deep_ep(quantize(inputs[0]), *inputs[1:])
+    senders.by_deep_ep((quantize(inputs[0]), *inputs[1:]))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         rows = quantize(inputs[0])
         assert senders.deep_ep.takes(rows)
-        sums = senders.by_deep_ep(rows, *inputs[1:])
+        [sums] = senders.by_deep_ep((rows, *inputs[1:]))
     for _ in range(5):
         for given, value in zip(inputs, drawn(TOKENS), strict=True):
             given.copy_(value)

@@ -53,6 +53,13 @@ class Handle:
         self.psum_num_recv_tokens_per_scaleup_rank = torch.stack([(sources < end).sum() for end in ends]).int()
 
 
+class Event:
+    """EventOverlap: what it stands for is over."""
+
+    def current_stream_wait(self) -> None:
+        pass
+
+
 class ElasticBuffer:
     """The class of deep_ep/buffers/elastic.py, without expansion and caching. Rows arrive in any order."""
 
@@ -85,6 +92,7 @@ class ElasticBuffer:
         num_max_tokens_per_rank: int,
         num_sms: int,
         do_cpu_sync: bool,
+        async_with_compute_stream: bool,
     ) -> tuple[Any, ...]:
         ElasticBuffer.dispatches += 1
         assert 0 < len(topk_idx) <= num_max_tokens_per_rank <= self._most and num_experts % self._ranks == 0
@@ -103,14 +111,16 @@ class ElasticBuffer:
         found = [_with_room(each[sources], size) for each in rows]
         received: Received = found[0] if len(found) == 1 else (found[0], found[1])
         handle = Handle(sources, tokens, size)
-        return received, _with_room(local[sources], size), _with_room(weights[sources], size), handle, None
+        return received, _with_room(local[sources], size), _with_room(weights[sources], size), handle, Event()
 
-    def combine(self, x: torch.Tensor, handle: Handle) -> tuple[torch.Tensor, None, None]:
+    def combine(
+        self, x: torch.Tensor, handle: Handle, *, async_with_compute_stream: bool
+    ) -> tuple[torch.Tensor, None, "Event"]:
         assert x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape == (handle.most, self._hidden)
         spread = torch.zeros(sum(handle.tokens), self._hidden)
         spread[handle.sources] = x[: len(handle.sources)].float()
         total = torch.stack(self._comm.all_gather(self._rank, spread)).sum(0).bfloat16()
-        return total.split(list(handle.tokens))[self._rank], None, None
+        return total.split(list(handle.tokens))[self._rank], None, Event()
 
 
 def _sent(x: Received, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> list[torch.Tensor]:

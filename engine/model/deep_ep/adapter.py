@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.exchange.interface import RankExchange
+from engine.exchange.interface import Begun, RankExchange
 from engine.model.activations import Sent
 from engine.model.deep_ep.elastic import ElasticBuffer, Rows, Traffic, compiles
 from engine.parallel.layout import Group, Layout
@@ -51,24 +51,29 @@ class DeepEp:
         values = rows if isinstance(rows, torch.Tensor) else rows.values
         return not (_is_captured(values) and self._buffer.waits(len(values)))
 
-    def dispatch(
+    def begin_dispatch(
         self, rows: Sent, weights: torch.Tensor, choices: torch.Tensor
-    ) -> tuple[Sent, torch.Tensor, torch.Tensor, object]:
+    ) -> Begun[tuple[Sent, torch.Tensor, torch.Tensor, object]]:
         """The rows of all ranks for which one of this rank's experts was chosen, with weights and choices of each, and
-        the way back for `combine`. After them there may be rows that no rank sent, without experts.
+        the way back for `begin_combine`. After them there may be rows that no rank sent, without experts.
 
         rows: [tokens, hidden] that it `takes`; weights: [tokens, k] float32; choices: [tokens, k] int64, of all
         experts. A choice of another rank's expert becomes NO_EXPERT.
         """
         asked = choices.to(self._index_dtype).contiguous()
-        received = self._buffer.dispatch(_packed(rows), weights.contiguous(), asked)
-        local = received.choices.long()
-        numbers = (local + self._first).where(local >= 0, NO_EXPERT)
-        return _unpacked(received.rows, rows), received.weights, numbers, received.way_back
+        begun = self._buffer.begin_dispatch(_packed(rows), weights.contiguous(), asked)
 
-    def combine(self, parts: torch.Tensor, way_back: object) -> torch.Tensor:
+        def collect() -> tuple[Sent, torch.Tensor, torch.Tensor, object]:
+            received = begun.finish()
+            local = received.choices.long()
+            numbers = (local + self._first).where(local >= 0, NO_EXPERT)
+            return _unpacked(received.rows, rows), received.weights, numbers, received.way_back
+
+        return Begun(collect)
+
+    def begin_combine(self, parts: torch.Tensor, way_back: object) -> Begun[torch.Tensor]:
         """The sums of what all ranks make of this rank's rows. parts: [received rows, hidden] bfloat16."""
-        return self._buffer.combine(parts.contiguous(), way_back)
+        return self._buffer.begin_combine(parts.contiguous(), way_back)
 
 
 def _is_captured(rows: torch.Tensor) -> bool:

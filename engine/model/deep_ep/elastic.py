@@ -3,7 +3,8 @@
 It compiles its kernels with nvcc when they are first called, some seconds for each number of rows that it makes room
 for, and keeps them in ~/.deep_ep.
 
-A step with few rows of each rank may be captured. It has room for all rows of all ranks, as many as an all-gather
+Its kernels run on a stream of its own, one exchange after another, while the rank computes. A step with few rows of
+each rank may be captured. It has room for all rows of all ranks, as many as an all-gather
 brings, and the host does not wait to learn how many came.
 """
 
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.exchange.interface import RankExchange
+from engine.exchange.interface import Begun, RankExchange
 from engine.parallel.layout import Group, Layout
 from kernels.tile_sizes import next_power_of_2
 
@@ -90,10 +91,10 @@ class ElasticBuffer:
         """Whether the host waits for the device when this rank dispatches this many rows: they cannot be captured."""
         return tokens > MOST_WITHOUT_WAITING
 
-    def dispatch(self, rows: Rows, weights: torch.Tensor, choices: torch.Tensor) -> Received:
+    def begin_dispatch(self, rows: Rows, weights: torch.Tensor, choices: torch.Tensor) -> Begun[Received]:
         """weights: [tokens, k] float32; choices: [tokens, k] of the package's dtype, -1 for none; both contiguous."""
         waits = self.waits(len(choices))
-        received, local, received_weights, way_back, _ = self._buffer.dispatch(
+        received, local, received_weights, way_back, event = self._buffer.dispatch(
             rows,
             topk_idx=choices,
             topk_weights=weights,
@@ -101,18 +102,30 @@ class ElasticBuffer:
             num_max_tokens_per_rank=self._room(len(choices)),
             num_sms=MULTIPROCESSORS,
             do_cpu_sync=waits,
+            async_with_compute_stream=True,
         )
-        if not waits:
-            # The package writes nothing past the rows that came.
-            came = way_back.psum_num_recv_tokens_per_scaleup_rank[-1]
-            local = local.where(torch.arange(len(local), device=local.device).unsqueeze(1) < came, -1)
-        return Received(received, received_weights, local, way_back)
 
-    def combine(self, parts: torch.Tensor, way_back: object) -> torch.Tensor:
+        def collect() -> Received:
+            event.current_stream_wait()
+            own = local
+            if not waits:
+                # The package writes nothing past the rows that came.
+                came = way_back.psum_num_recv_tokens_per_scaleup_rank[-1]
+                own = local.where(torch.arange(len(local), device=local.device).unsqueeze(1) < came, -1)
+            return Received(received, received_weights, own, way_back)
+
+        return Begun(collect, (rows, weights, choices))
+
+    def begin_combine(self, parts: torch.Tensor, way_back: object) -> Begun[torch.Tensor]:
         """The sums of what ranks make of this rank's rows. parts: [received rows, hidden] bfloat16, contiguous."""
-        sums: torch.Tensor
-        sums, _, _ = self._buffer.combine(parts, way_back)
-        return sums
+        sums, _, event = self._buffer.combine(parts, way_back, async_with_compute_stream=True)
+
+        def collect() -> torch.Tensor:
+            event.current_stream_wait()
+            found: torch.Tensor = sums
+            return found
+
+        return Begun(collect, (parts, way_back))
 
     def _room(self, tokens: int) -> int:
         """For how many rows of each rank there is room. It is the same on all ranks."""

@@ -84,7 +84,7 @@ def test_rows_reach_their_experts_and_sums_come_back(form: str, waits: bool, mon
         own = slice(rank * TOKENS, (rank + 1) * TOKENS)
         sent = in_form(rows[own], form)
         assert deep_ep.takes(sent) and not deep_ep.takes(rows[own].float())
-        found, found_weights, numbers, way_back = deep_ep.dispatch(sent, weights[own], choices[own])
+        found, found_weights, numbers, way_back = deep_ep.begin_dispatch(sent, weights[own], choices[own]).finish()
         here = torch.arange(rank * 4, rank * 4 + 4)
         wanted = torch.isin(choices, here).any(1).nonzero()[:, 0]
         came = (numbers != NO_EXPERT).any(1)
@@ -101,7 +101,7 @@ def test_rows_reach_their_experts_and_sums_come_back(form: str, waits: bool, mon
         # The sum of a row is then the number of ranks with experts of the row.
         parts = torch.full((len(numbers), HIDDEN), float("nan"), dtype=torch.bfloat16)
         parts[came] = 1
-        return deep_ep.combine(parts, way_back)
+        return deep_ep.begin_combine(parts, way_back).finish()
 
     for rank, sums in enumerate(on_each_rank(LAYOUT, act)):
         asked = choices[rank * TOKENS : (rank + 1) * TOKENS].tolist()
@@ -177,20 +177,24 @@ def test_ranks_load_without_it_next_to_a_kept_model(experts: int, tmp_path: Path
 
 
 @pytest.mark.usefixtures("with_package")
-def test_a_step_in_parts_leaves_its_rows_to_the_exchange() -> None:
+def test_parts_of_a_step_compute_while_rows_travel() -> None:
     store = HashStore()
 
-    def act(peers: Peers) -> list[bool]:
+    def act(peers: Peers) -> list[str]:
         exchange = exchange_of(peers, store)
         group = ExpertGroup(exchange, adapter.find_deep_ep(exchange, TRAFFIC, CPU))
-        rows, choices = torch.ones(1, HIDDEN).bfloat16(), torch.arange(CHOICES)[None]
+        rows, choices, seen = torch.ones(1, HIDDEN).bfloat16(), torch.arange(CHOICES)[None], []
 
-        def by_deep_ep() -> bool:
-            return group.begin_dispatch(rows, torch.ones(1, CHOICES), choices).finish().way_back is not None
+        def part() -> None:
+            begun = group.begin_dispatch(rows, torch.ones(1, CHOICES), choices)
+            seen.append("sent")
+            assert begun.finish().way_back is not None
+            seen.append("arrived")
 
-        return [by_deep_ep(), *group.turns.take([by_deep_ep, by_deep_ep])]
+        group.turns.take([part, part])
+        return seen
 
-    assert on_each_rank(Layout(dp=2, ep=2, hosts=2), act) == [[True, False, False]] * 2
+    assert on_each_rank(Layout(dp=2, ep=2, hosts=2), act) == [["sent", "sent", "arrived", "arrived"]] * 2
 
 
 def test_few_rows_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
