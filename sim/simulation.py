@@ -87,8 +87,7 @@ class SimulatedMesh:
         self.timeline.every(1.0, lambda: progress(self.timeline.now))
         arrivals = _Arrivals(self.timeline, iter(workload), self.gateway.ask)
         self.timeline.run(lambda: bool(arrivals.more or self.gateway.live))
-        settled = self.timeline.now + SETTLE_SECONDS
-        self.timeline.run(lambda: self.timeline.now < settled)
+        self.timeline.run_until(self.timeline.now + SETTLE_SECONDS)
         for worker in self._by_id.values():
             worker.settle()
 

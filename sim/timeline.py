@@ -54,3 +54,8 @@ class Timeline:
             self.now, _, action = pop(heap)
             self.events += 1
             action()
+
+    def run_until(self, time: float) -> None:
+        """Run all actions up to this time, which it then is."""
+        self.run(lambda: self._heap[0][0] <= time)
+        self.now = time

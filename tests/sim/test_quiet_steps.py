@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mesh.cost_file import CostFile, save_costs
@@ -90,6 +90,7 @@ def test_steps_are_equal_while_messages_travel(tmp_path: Path, monkeypatch: pyte
     st.floats(0.01, 0.5),
     st.lists(st.sampled_from(FAULTS), max_size=2),
 )
+@example(941, 41, 1, 0.5, [FAULTS[2]])
 @settings(max_examples=8, deadline=None)
 def test_steps_are_equal_with_any_pool_and_reports(
     seed: int, blocks: int, replicas: int, interval: float, faults: list[dict[str, Any]]
