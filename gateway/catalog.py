@@ -53,7 +53,7 @@ class Catalog:
             if not known:
                 raise NoWorker("no worker has joined yet: retry later", retry_after_ms=RETRY_AFTER_MS)
             return known[0]
-        for served in (name, _without_organisation(name)):
+        for served in _names(name):
             if served in known:
                 return served
         raise UnknownModel(f"no model {name!r}: this mesh serves {', '.join(known) or 'none yet'}")
@@ -92,15 +92,15 @@ class Catalog:
     def find(self, name: str) -> ListedModel:
         """One of `listed`. Raises UnknownModel."""
         listed = {model.name: model for model in self.listed()}
-        found = listed.get(name) or listed.get(_without_organisation(name))
+        found = next((listed[each] for each in _names(name) if each in listed), None)
         if found is None:
             raise UnknownModel(f"no worker serves {name!r} now")
         return found
 
 
-def _without_organisation(name: str) -> str:
-    """A model of the Hub is served by its name alone, and clients know it by ORGANISATION/NAME."""
-    return name.rpartition("/")[2]
+def _names(name: str) -> tuple[str, str]:
+    """By what names a model may be served: its own, or of an id on the Hub, ORGANISATION/NAME, the name alone."""
+    return name, name.rpartition("/")[2]
 
 
 def load_texts(models: Sequence[ModelConfig], checkpoint_defaults: bool = True) -> dict[str, ModelText]:

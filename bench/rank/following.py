@@ -1,4 +1,4 @@
-"""The ranks of a TP group that follow its first one, in benches."""
+"""The ranks of a TP group that follow its first one, in benches and tests."""
 
 import socket
 

@@ -21,12 +21,16 @@ def requests_for_one(model: ModelConfig) -> float:
 
 def step_seconds(model: ModelConfig, weights: float, requests: int) -> float:
     """How long a rank with these bytes of weights takes at least for a decode step."""
-    return weights / BYTES_PER_SECOND + requests * CONTEXT_TOKENS * context_seconds(model)
+    return _step_seconds(weights, context_seconds(model), requests)
 
 
 def r1_step_seconds(requests: int) -> float:
     """`step_seconds` of DeepSeek-R1's rank."""
-    return R1_WEIGHTS / BYTES_PER_SECOND + requests * CONTEXT_TOKENS * R1_CONTEXT_SECONDS
+    return _step_seconds(R1_WEIGHTS, R1_CONTEXT_SECONDS, requests)
+
+
+def _step_seconds(weights: float, context_seconds: float, requests: int) -> float:
+    return weights / BYTES_PER_SECOND + requests * CONTEXT_TOKENS * context_seconds
 
 
 def tokens_for_one(model: ModelConfig) -> float:

@@ -58,29 +58,33 @@ class Index:
         return {"type": "AllBlocksCleared"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("endpoint", help="host:port of a prefill or decode worker")
-    parser.add_argument("--batches", type=int, help="end after this many; by default never")
-    arguments = parser.parse_args()
-    index, read = Index(), 0
-    with grpc.insecure_channel(arguments.endpoint) as channel:
+def batches(endpoint: str, index: Index) -> Iterator[kv_events_pb2.SubscribeResponse]:
+    """Batches of a worker, without end; each is for the index to apply. After a break they go on where that is."""
+    with grpc.insecure_channel(endpoint) as channel:
         stub = kv_events_pb2_grpc.KvEventsServiceStub(channel)
         while True:
             try:
-                for batch in stub.Subscribe(index.request):
-                    for event in index.apply(batch):
-                        line = {"worker": batch.worker_id, "rank": batch.data_parallel_rank, "sequence": batch.sequence}
-                        sys.stdout.write(json.dumps(line | event) + "\n")
-                    sys.stdout.flush()
-                    read += 1
-                    if read == arguments.batches:
-                        return
+                yield from stub.Subscribe(index.request)
             except grpc.RpcError as error:
                 sys.stderr.write(f"{error.code().name}: {error.details()}\n")
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     sys.exit(1)
                 time.sleep(RETRY_SECONDS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("endpoint", help="host:port of a prefill or decode worker")
+    parser.add_argument("--batches", type=int, help="end after this many; by default never")
+    arguments = parser.parse_args()
+    index = Index()
+    for read, batch in enumerate(batches(arguments.endpoint, index), 1):
+        for event in index.apply(batch):
+            line = {"worker": batch.worker_id, "rank": batch.data_parallel_rank, "sequence": batch.sequence}
+            sys.stdout.write(json.dumps(line | event) + "\n")
+        sys.stdout.flush()
+        if read == arguments.batches:
+            return
 
 
 if __name__ == "__main__":

@@ -8,17 +8,13 @@ packages: pip install ./protos msgspec pyzmq
 """
 
 import argparse
-import sys
 import threading
-import time
 from collections import deque
 from typing import Any
 
-import grpc
 import msgspec
 import zmq
-from deepmesh.v1 import kv_events_pb2_grpc
-from kv_events import RETRY_SECONDS, Index
+from kv_events import Index, batches
 
 # Batches that can be asked for again.
 KEPT_BATCHES = 10_000
@@ -86,23 +82,15 @@ def main() -> None:
     parser.add_argument("--publish", default="tcp://*:5557", help="where batches are published")
     parser.add_argument("--replay", default="tcp://*:5558", help="where missed ones are asked for")
     arguments = parser.parse_args()
-    publisher, index = Publisher(arguments.publish, arguments.replay), Index()
-    with grpc.insecure_channel(arguments.endpoint) as channel:
-        stub = kv_events_pb2_grpc.KvEventsServiceStub(channel)
-        while True:
-            try:
-                for batch in stub.Subscribe(index.request):
-                    events = [in_vllms_order(event) for event in index.apply(batch)]
-                    publisher.publish(batch.time.ToMicroseconds() / 1e6, events, batch.data_parallel_rank)
-                    if publisher.lacking.is_set():
-                        publisher.lacking.clear()
-                        index = Index()
-                        break
-            except grpc.RpcError as error:
-                sys.stderr.write(f"{error.code().name}: {error.details()}\n")
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    sys.exit(1)
-                time.sleep(RETRY_SECONDS)
+    publisher = Publisher(arguments.publish, arguments.replay)
+    while True:
+        index = Index()
+        for batch in batches(arguments.endpoint, index):
+            events = [in_vllms_order(event) for event in index.apply(batch)]
+            publisher.publish(batch.time.ToMicroseconds() / 1e6, events, batch.data_parallel_rank)
+            if publisher.lacking.is_set():
+                publisher.lacking.clear()
+                break
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The choice of the highest scores: its definition, and Triton's kernel, interpreted where there is no GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import pytest
@@ -101,20 +101,23 @@ def test_clusters_hold_most_of_a_querys_scores(queries: int, width: int, name: s
     assert clusters._form(queries, width, 132) == (name, ctas)
 
 
+def assert_clusters_choose(counts: Sequence[int], kind: str, queries: int, width: int, device: torch.device) -> None:
+    """Clusters choose what the reference chooses of scores of each query's 1 to `width` tokens."""
+    chooser: Chooser = import_module("kernels.top_tokens.clusters").top_tokens
+    scores, seen = drawn(kind, queries, width).to(device), torch.randint(1, width + 1, (queries,), device=device).int()
+    for count in counts:
+        assert torch.equal(chooser(scores, seen, count), reference.top_tokens(scores, seen, count))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("queries", [9, 32, 70])
 @pytest.mark.parametrize("kind", ["random", "few values", "zeros"])
 def test_long_rows_of_many_queries_are_held(queries: int, kind: str, device: torch.device) -> None:
-    chooser: Chooser = import_module("kernels.top_tokens.clusters").top_tokens
-    scores, seen = drawn(kind, queries, 131_000).to(device), torch.randint(1, 131_001, (queries,), device=device).int()
-    assert torch.equal(chooser(scores, seen, 2048), reference.top_tokens(scores, seen, 2048))
+    assert_clusters_choose((2048,), kind, queries, 131_000, device)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("queries", [1, 70, 300])
 @pytest.mark.parametrize("kind", ["random", "zeros", "large"])
 def test_clusters_choose_any_number_of_any_row(queries: int, kind: str, device: torch.device) -> None:
-    chooser: Chooser = import_module("kernels.top_tokens.clusters").top_tokens
-    scores, seen = drawn(kind, queries, 5003).to(device), torch.randint(1, 5004, (queries,), device=device).int()
-    for count in (1, 40, 512):
-        assert torch.equal(chooser(scores, seen, count), reference.top_tokens(scores, seen, count))
+    assert_clusters_choose((1, 40, 512), kind, queries, 5003, device)

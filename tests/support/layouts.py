@@ -1,23 +1,18 @@
 """Workers of several ranks, which are threads of the test. A rank has an engine or follows that of its TP group."""
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 
 from torch._C._distributed_c10d import HashStore
 
+from bench.rank.following import follow
 from engine.batch import StepShape
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.parallel.hosts_lockstep import agreement_of
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
-from engine.protocol.frames import FrameEncoder
-from engine.protocol.messages import Stop, Submit
-from engine.protocol.pulse import Pulse
-from engine.rank.heartbeat import Heartbeat
-from engine.rank.link import RankLink
-from engine.rank.loop import FollowerLoop
+from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
 from engine.step.agreement import Agreement
 from tests.support.engines import Transcript
@@ -80,7 +75,7 @@ def _run_rank(
     prepare(backend)
     agreement, place = agreement_of(peers), peers.in_worker
     if not place.leads:
-        _follow(backend, agreement, peers)
+        follow(backend, agreement, peers)
         return Transcript()
     engine = Engine(config, backend, time.monotonic, agreement=_NeverDue(agreement))
     for submit in submits:
@@ -96,13 +91,3 @@ def _run_rank(
         engine.step()
     assert not any(engine.pool.references)
     return transcript
-
-
-def _follow(backend: ModelBackend, agreement: Agreement, peers: Peers) -> None:
-    """Follow the TP group's engine until all engines have stopped."""
-    ours, theirs = socket.socketpair()
-    pulse, _ = Pulse.create()
-    with ours, theirs:
-        ours.sendall(FrameEncoder().encode(Stop()))
-        link = RankLink(theirs, peers.wakeup)
-        FollowerLoop(link, backend, agreement, Heartbeat(pulse, None, 60.0)).run()
