@@ -44,7 +44,7 @@ from engine.runner.spreading import Spreading
 from engine.runner.staged_slots import StagedSlots
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
-from engine.runner.warm_up import StepKind, largest_steps, warm_up
+from engine.runner.warm_up import StepKind, largest_steps, near_start, warm_up
 from engine.weights.loading import join_loading, make_model
 from kernels.host_copy import to_indices
 from mesh.start_times import StartTimes
@@ -173,7 +173,9 @@ class ModelBackend:
             return
         limits = sizes[-1], self.context_tokens, config.max_requests
         for rows in largest_steps(*limits, self.state.padding_block, drafts, config.sparse_prefill.offered):
-            self._run(self.steps, Batch(0, rows), msgspec.structs.replace(shape_of(rows), drafts=drafts))
+            shape = msgspec.structs.replace(shape_of(rows), drafts=drafts)
+            captured = self.steps.graphs.fit(shape)
+            self._run(self.steps, Batch(0, near_start(rows) if captured else rows), shape)
 
     @property
     def weights(self) -> Model:

@@ -139,19 +139,23 @@ def test_a_gpu_makes_its_pool_and_graphs_again(monkeypatch: pytest.MonkeyPatch) 
     execute(backend, Batch(0, [Row([0] * 40, 0, [0], Sampling())]))
 
 
-def test_only_captured_steps_run_over_all_layers(tmp_path: Path) -> None:
+def test_only_captured_steps_run_over_all_layers_after_short_contexts(tmp_path: Path) -> None:
     config = EngineConfig(model_dir=tiny_checkpoint(tmp_path), total_blocks=64, context_tokens=200, max_requests=4)
     backend = ModelBackend(resolve(config, Hardware(0, 1 << 30)))
     backend.steps.capture([1, 4], 200, EagerCapture(), NEVER)
     whole: dict[bool, list[StepShape]] = {True: [], False: []}
+    longest = {True: 0, False: 0}
 
     def run(steps: Steps, batch: Batch, shape: StepShape) -> None:
         if batch.rows:
-            whole[steps is backend.steps].append(shape)
+            captured = steps is backend.steps
+            whole[captured].append(shape)
+            longest[captured] = max(longest[captured], *(row.end for row in batch.rows))
 
     warm_up(run, backend.steps, backend.state, config, step_sizes(64), 200, set())
     assert all(shape.decode_only for shape in whole[True]) and not any(shape.decode_only for shape in whole[False])
     assert len(whole[True]) == 1 + len(WAYS_TO_DRAW) and len(whole[False]) > len(step_sizes(64))
+    assert longest == {True: 2, False: 200}
 
 
 def test_a_process_runs_no_step_twice(tmp_path: Path) -> None:
