@@ -67,6 +67,10 @@ def identity(message: workers_pb2.WorkerIdentity) -> WorkerIdentity:
             raise InvalidRequest(f"identity.{field} must be at least 1", field=f"identity.{field}")
     if message.ranks > MAX_RANKS:
         raise InvalidRequest(f"identity.ranks must be at most {MAX_RANKS}", field="identity.ranks")
+    for field in ("total_blocks", "max_requests"):
+        # Placement divides by each rank's part.
+        if getattr(message, field) < message.ranks:
+            raise InvalidRequest(f"identity.{field} must be at least identity.ranks", field=f"identity.{field}")
     role(message.role, "identity.role")
     namespace(message.kv_namespace, "identity.kv_namespace")
     known = reported_identity(message)

@@ -26,6 +26,7 @@ from worker.status_report import StatusReport
 names = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=20)
 counts = st.integers(0, 2**32 - 1)
 positive = st.integers(1, 2**32 - 1)
+one_a_rank = st.integers(64, 2**32 - 1)
 sizes = st.integers(0, 2**63)
 above_0 = st.floats(0, 1e6, width=32, exclude_min=True)
 rates = st.none() | above_0
@@ -41,8 +42,8 @@ identities = st.builds(
     model=names,
     kv_namespace=namespaces,
     context_tokens=positive,
-    total_blocks=positive,
-    max_requests=positive,
+    total_blocks=one_a_rank,
+    max_requests=one_a_rank,
     can_prefill=st.booleans(),
     receives_kv=st.booleans(),
     layerwise_tokens=st.none() | st.integers(1, 2**32 - 1),
@@ -130,6 +131,7 @@ def identity_message(**changes: Any) -> workers_pb2.WorkerIdentity:
         ({"worker_id": ""}, "identity.worker_id"),
         ({"endpoint": "e" * 300}, "identity.endpoint"),
         ({"total_blocks": 0}, "identity.total_blocks"),
+        ({"total_blocks": 2, "ranks": 2}, "identity.max_requests"),
         ({"role": workers_pb2.WORKER_ROLE_UNSPECIFIED}, "identity.role"),
         ({"kv_namespace": workers_pb2.KvNamespace(block_tokens=32)}, "identity.kv_namespace.block_tokens"),
         ({"kv_namespace": workers_pb2.KvNamespace(block_tokens=64)}, "identity.kv_namespace.weights_fingerprint"),
