@@ -7,7 +7,7 @@ With `HF_HUB_OFFLINE=1` nothing is asked of the network. `HF_ENDPOINT` names ano
 import re
 from pathlib import Path
 
-from launcher.preflight import shard_files
+from engine.weights.headers import shard_files, weight_map
 from mesh.errors import CheckpointError
 
 # ORGANISATION/NAME, as the Hub allows them.
@@ -54,7 +54,7 @@ def _cached(name: str, files: tuple[str, ...]) -> Path | None:
 def _is_complete(folder: Path) -> bool:
     """Whether the cache has all weights. A download that was broken off leaves some out."""
     try:
-        return all((folder / shard).exists() for shard in shard_files(folder))
+        return all((folder / shard).exists() for shard in shard_files(weight_map(folder)))
     except CheckpointError:
         return False
 

@@ -1,23 +1,21 @@
 """Checks made before any process starts."""
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from engine.config import EngineConfig, kept_weights
 from engine.model.config import read_model_config
 from engine.model.quantization import PACKED_NEEDS
+from engine.weights.headers import read_header, shard_files, weight_map
 from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.addresses import with_port
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
-from mesh.text_files import read_text
 from mesh.tokenizer_file import TOKENIZER_FILE, tokenizer_path
 
 # The package that carries KV between processes.
 TRANSPORT = "ucxx"
-INDEX = "model.safetensors.index.json"
 LFS_POINTER = b"version https://git-lfs"
 # With SERVICE.engine.random_weights=true that service's workers draw weights, for measurements.
 RANDOM_WEIGHTS = "engine.random_weights=true"
@@ -77,12 +75,13 @@ def _roles(plan: MeshPlan) -> tuple[str, ...]:
 
 
 def check_model_dir(directory: Path, *, weights: bool = True) -> None:
-    """Raises CheckpointError for a model that is not served, or if files are missing; without `weights` those of the
-    weights may be. The worker that loads the files checks their content.
+    """Raises CheckpointError for a model that is not served, or if files are missing or truncated; without `weights`
+    those of the weights may be. The worker that loads the files checks whether they have the model's tensors.
     """
     read_model_config(directory)
     vocabulary = tokenizer_path(directory) or directory / TOKENIZER_FILE
-    needed = [vocabulary.name, *(shard_files(directory) if weights else ())]
+    shards = shard_files(weight_map(directory)) if weights else []
+    needed = [vocabulary.name, *shards]
     if missing := [name for name in needed if not (directory / name).is_file()]:
         others = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
         raise CheckpointError(f"{directory} is no complete checkpoint: {missing[0]}{others} missing")
@@ -90,6 +89,8 @@ def check_model_dir(directory: Path, *, weights: bool = True) -> None:
         raise CheckpointError(
             f"{directory / pointers[0]} is a pointer of Git LFS in place of the file: run git lfs pull in {directory}"
         )
+    for name in shards:
+        read_header(directory / name)
 
 
 def _is_pointer(path: Path) -> bool:
@@ -107,13 +108,3 @@ def check_kept_weights(spec: ServiceSpec, engine: EngineConfig) -> None:
     packed = read_model_config(engine.model_dir).quantization.packed
     if packed and kept_weights(engine, "cpu" if spec.gpu is None else "cuda") == "quantized":
         raise ConfigError(f"{spec.name}: {PACKED_NEEDS}")
-
-
-def shard_files(directory: Path) -> Iterable[str]:
-    """The names of the files that have the weights. Raises CheckpointError if their index cannot be read."""
-    if not (directory / INDEX).exists():
-        return [] if any(directory.glob("*.safetensors")) else ["model.safetensors"]
-    try:
-        return sorted(set(json.loads(read_text(directory / INDEX))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"cannot read {directory / INDEX}: {error}") from error

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.weights.shards import LENGTH_BYTES
+from engine.weights.headers import LENGTH_BYTES
 from engine.weights.strips import DTYPES
 
 # Threads that write. Each holds one tensor in host memory at a time.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.weights.shards import INDEX
+from engine.weights.headers import INDEX
 from engine.weights.stored import SCALE_SUFFIX
 from kernels.block_quant import quantize_blocks
 from tools.byte_tokenizer import READABLE, write_tokenizer

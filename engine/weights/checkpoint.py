@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from engine.model.parameters import Parameter, Part, whole
+from engine.weights.headers import Entry
 from engine.weights.reader import Piece, Reader
-from engine.weights.shards import Entry, Shards
+from engine.weights.shards import Shards
 from engine.weights.stored import (
     companions,
     global_scale_of,

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.model.json_reader import read_json
-from engine.weights.shards import Entry, open_shards
+from engine.weights.headers import Entry
+from engine.weights.shards import open_shards
 from mesh.errors import CheckpointError
 
 # A smaller checkpoint is read again in a second or two, which is not worth a file in a folder that is not ours.

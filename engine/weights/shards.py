@@ -4,48 +4,25 @@ The safetensors package maps files into memory, and mapped pages count as reside
 loads. Plain reads into the parameters' own memory do not.
 """
 
-import json
-import math
 import os
-import struct
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from types import TracebackType
+from typing import Self
 
-from engine.model.json_reader import read_json
-from engine.weights.packed import AWQ, COMPRESSED, GPTQ, Packing
+from engine.weights.headers import INDEX, ITEM_BYTES, Entry, read_header, shard_files, weight_map
+from engine.weights.packed import AWQ, COMPRESSED, GPTQ
 from mesh.errors import CheckpointError
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-ITEM_BYTES: Mapping[str, int] = MappingProxyType(
-    {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
-)
 # What belongs to matrices that are packed, and to nothing else.
 PACKED_DTYPES = ("I32", "I64")
 # A model that sees has its language model under this prefix, and what sees under these.
 LANGUAGE_MODEL = "language_model."
 VISION = ("vision_tower.", "mm_projector.")
-LENGTH_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where one tensor lies: `offset` from the start of the file, row-major little-endian."""
-
-    name: str
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size_bytes: int
-    # The layout of a matrix in INT4 packed by another tool: its name is then that of the weight that it stands for.
-    packing: Packing | None = None
 
 
 class Shards:
@@ -93,15 +70,15 @@ def open_shards(model_dir: Path) -> Shards:
     Names are those of the language model's weights. Raises CheckpointError for a missing index or shard, a truncated
     file, a tensor that its shard does not hold, a dtype that is not served, or a checkpoint without a language model.
     """
-    weight_map = _weight_map(model_dir)
+    files = weight_map(model_dir)
     entries: dict[str, Entry] = {}
-    for file_name in sorted(set(weight_map.values()) or {SINGLE}):
+    for file_name in shard_files(files):
         path = model_dir / file_name
         if not path.is_file():
-            count = sum(value == file_name for value in weight_map.values())
+            count = sum(value == file_name for value in files.values())
             raise CheckpointError(f"{path} is missing: {INDEX} places {count} tensors there; download it again")
         entries |= read_header(path)
-    for name, file_name in weight_map.items():
+    for name, file_name in files.items():
         if name not in entries or entries[name].path.name != file_name:
             raise CheckpointError(
                 f"{model_dir / file_name} does not hold {name}, which {INDEX} places there; download both again"
@@ -153,54 +130,3 @@ def _check_served(entry: Entry) -> None:
     if entry.dtype in PACKED_DTYPES and not belongs:
         served = ", ".join(name for name in ITEM_BYTES if name not in PACKED_DTYPES)
         raise CheckpointError(f"{entry.path}: {entry.name} has dtype {entry.dtype}; supported are {served}")
-
-
-def _weight_map(model_dir: Path) -> dict[str, str]:
-    """Tensor name to file name; empty if one file holds everything."""
-    path = model_dir / INDEX
-    if not path.exists():
-        if (model_dir / SINGLE).exists():
-            return {}
-        raise CheckpointError(f"{model_dir} has neither {INDEX} nor {SINGLE}: it holds no weights")
-    weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise CheckpointError(f"{path} has no weight_map from tensors to files")
-    return weight_map
-
-
-def read_header(path: Path) -> dict[str, Entry]:
-    """What one file holds, by name. Raises CheckpointError for a truncated file or a dtype that is not served."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(LENGTH_BYTES)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == LENGTH_BYTES else size
-        if LENGTH_BYTES + length > size:
-            raise CheckpointError(f"{path} is truncated: its {size} bytes end within the header; download it again")
-        try:
-            header = json.loads(file.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path} is not a safetensors file: its header is no JSON object")
-    data = LENGTH_BYTES + length
-    entries = {name: _entry(name, path, data, fields) for name, fields in header.items() if name != "__metadata__"}
-    expected = max((entry.offset + entry.size_bytes for entry in entries.values()), default=data)
-    if expected > size:
-        raise CheckpointError(f"{path} is truncated: {size} bytes of {expected}; download it again")
-    return entries
-
-
-def _entry(name: str, path: Path, data: int, fields: dict[str, Any]) -> Entry:
-    try:
-        dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-        well_placed = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
-    except (KeyError, TypeError, ValueError):
-        well_placed = False
-    if not well_placed:
-        raise CheckpointError(f"{path} is not a safetensors file: its header does not say where {name} lies")
-    if dtype not in ITEM_BYTES:
-        raise CheckpointError(f"{path}: {name} has dtype {dtype}; supported are {', '.join(ITEM_BYTES)}")
-    if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise CheckpointError(f"{path}: {name} has {end - begin} bytes, which do not fit {dtype} {list(shape)}")
-    # Tools differ in whether a lone number has a dimension.
-    return Entry(name, path, dtype, shape or (1,), offset=data + begin, size_bytes=end - begin)

@@ -4,8 +4,9 @@ import math
 import re
 from collections.abc import Iterator
 
+from engine.weights.headers import Entry
 from engine.weights.packed import PER_ITEM
-from engine.weights.shards import Entry, Shards
+from engine.weights.shards import Shards
 from kernels.block_quant import BLOCK
 from kernels.group_quant import GROUP
 from kernels.nvfp4_quant import GROUP as NVFP4_GROUP

@@ -7,8 +7,9 @@ from types import MappingProxyType
 import torch
 
 from engine.model.parameters import Parameter
+from engine.weights.headers import Entry
 from engine.weights.reader import WINDOW_BYTES, Piece
-from engine.weights.shards import Entry, Shards
+from engine.weights.shards import Shards
 from engine.weights.stored import (
     global_scale_of,
     is_fp8,

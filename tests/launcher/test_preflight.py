@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.weights.headers import INDEX, SINGLE
 from launcher.composition import compose
 from launcher.plan import HOST, MeshPlan
 from launcher.preflight import (
-    INDEX,
     TRANSPORT,
     check_metrics_ports,
     check_model_dir,
@@ -24,8 +24,9 @@ def checkpoint(directory: Path, shards: int = 2) -> Path:
     names = [f"model-{number}.safetensors" for number in range(shards)]
     (directory / INDEX).write_text(json.dumps({"weight_map": {f"layer.{name}": name for name in names}}))
     (directory / "config.json").write_text(json.dumps(checkpoint_config("tiny")))
-    for name in ("tokenizer.json", *names):
-        (directory / name).write_text("{}")
+    (directory / "tokenizer.json").write_text("{}")
+    for name in names:
+        (directory / name).write_bytes(b"\x02\0\0\0\0\0\0\0{}")
     return directory
 
 
@@ -34,7 +35,8 @@ def test_a_complete_checkpoint_passes(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_one_file_passes_without_an_index(tmp_path: Path) -> None:
-    (checkpoint(tmp_path) / INDEX).unlink()
+    (checkpoint(tmp_path, shards=1) / INDEX).unlink()
+    (tmp_path / "model-0.safetensors").rename(tmp_path / SINGLE)
     check_model_dir(tmp_path)
 
 
@@ -80,14 +82,21 @@ def test_a_clone_without_its_large_files_is_refused(tmp_path: Path, name: str) -
 def test_no_weights_at_all_are_missed(tmp_path: Path) -> None:
     for path in [*checkpoint(tmp_path).glob("*.safetensors"), tmp_path / INDEX]:
         path.unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors missing"):
+    with pytest.raises(CheckpointError, match="holds no weights"):
         check_model_dir(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
 def test_an_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
     (checkpoint(tmp_path) / INDEX).write_text(text)
-    with pytest.raises(CheckpointError, match="cannot read"):
+    with pytest.raises(CheckpointError, match=r"cannot read|expected a JSON object|has no weight_map"):
+        check_model_dir(tmp_path)
+
+
+def test_a_truncated_shard_is_refused_before_a_process_starts(tmp_path: Path) -> None:
+    header = json.dumps({"layer": {"dtype": "BF16", "shape": [8, 8], "data_offsets": [0, 128]}}).encode()
+    (checkpoint(tmp_path) / "model-1.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(127))
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors is truncated: \d+ bytes of \d+"):
         check_model_dir(tmp_path)
 
 
@@ -139,6 +148,6 @@ def test_weights_that_are_drawn_need_no_files(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     for shard in folder.glob("*.safetensors*"):
         shard.unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors missing"):
+    with pytest.raises(CheckpointError, match="holds no weights"):
         check_model_dir(folder)
     check_model_dir(folder, weights=False)

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.weights.shards import INDEX, read_header
+from engine.weights.headers import INDEX, read_header
 from mesh.errors import ConfigError
 from tools.tensor_file import write_tensors
 
