@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.memory.full_gpu import lacks_memory
 from engine.memory.pool_plan import PoolPlan
 from mesh.errors import ConfigError, EngineFailed
 
@@ -86,11 +87,6 @@ def lacking_bytes(size_bytes: int, device: torch.device) -> int:
     return 0
 
 
-def _lacks_memory(error: RuntimeError) -> bool:
-    """Torch's allocator has a class for it; CUDA's calls for graphs, which take memory too, have a message."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
-
-
 def _blocks_too_many(pool: PoolPlan, serving: Serving, agree: Callable[[int], int], *, alone: bool) -> int:
     """0 if the largest steps run next to the pool."""
     unknown = pool.total_blocks - int(pool.total_blocks * SMALLER)
@@ -101,7 +97,7 @@ def _blocks_too_many(pool: PoolPlan, serving: Serving, agree: Callable[[int], in
             return min(-(-lacking // pool.block_bytes), unknown)
         serving.run_largest_steps()
     except RuntimeError as error:
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         if not alone:
             raise EngineFailed(

@@ -56,6 +56,7 @@ class Backends:
         import torch
 
         from engine.exchange.interface import STARTING_SECONDS
+        from engine.memory.full_gpu import full_gpu, lacks_memory
         from engine.runner.backend import ModelBackend
         from kernels.cache_files import cache_folder
 
@@ -68,7 +69,12 @@ class Backends:
         if self._between_gpus is not None:
             self._between_gpus.limit(STARTING_SECONDS)
         kept = None if config.warm_up == "off" else cache_folder()
-        backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm, kept)
+        try:
+            backend = ModelBackend(resolved, self._model, self._exchange, times, self._warm, kept)
+        except RuntimeError as error:
+            if resolved.device == "cpu" or not lacks_memory(error):
+                raise
+            raise full_gpu(torch.device(resolved.device)) from error
         if resolved.warm_up and self._between_gpus is not None:
             # Without the warm-up a rank may still compile while it serves.
             self._between_gpus.limit(SERVING_SECONDS)
