@@ -21,6 +21,9 @@ PATIENCE_WITHOUT_PROBE_SECONDS = 1.0
 # More than any client of ours sends. The parser joins the pieces of a header again at each read, so an unbounded header
 # would take time quadratic in its length.
 MAX_HEAD_BYTES = 65536
+# Requests of a connection that wait for the answer to one before them. Hardly any client sends ahead at all; a read of
+# 256 KiB can hold thousands of requests, whose parsing nothing interrupts.
+MAX_PIPELINED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,13 @@ class LimitedConfig(uvicorn.Config):
         self.refusals = RefusalLog()
 
 
+class _TooManyPipelined(Exception):
+    """Stops the parser in the middle of what was read."""
+
+
 class LimitedConnection(HttpToolsProtocol):
-    """Closes itself if headers take too long, are too large or no HTTP, and ignores requests to change its protocol.
+    """Closes itself if headers take too long, are too large or no HTTP, or if too many requests are sent ahead. Ignores
+    requests to change its protocol.
 
     A connection beyond the limit replaces the connection that has been idle for longest. If none is idle, the one that
     has not sent its request's whole body for longest is answered 503, and if there is none, the new one.
@@ -150,6 +158,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._read_again = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._read_again:
             return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusals.note("pipelined", self.client)
+            self._close("pipelined")
+            raise _TooManyPipelined
         super().on_headers_complete()
         if self.cycle.scope["http_version"] == "1.0":
             _end_by_closing(self.cycle)
@@ -176,6 +188,9 @@ class LimitedConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
         super().on_response_complete()
+        if self.pipeline:
+            # uvicorn reads on after each answer, however many requests are left.
+            self.flow.pause_reading()
 
     def _await_headers(self) -> None:
         self._header_timer = self.loop.call_later(self._limits.header_seconds, self._close, "headers")

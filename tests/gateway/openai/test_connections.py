@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from gateway.config import HttpConfig
-from gateway.openai.connections import MAX_HEAD_BYTES
+from gateway.openai.connections import MAX_HEAD_BYTES, MAX_PIPELINED
+from mesh.metrics import GATEWAY_HTTP_CLOSED
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, direct, running_mesh
+from tests.support.metric_values import value_of
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -114,6 +116,25 @@ async def test_a_request_that_is_no_http_names_its_client(sent: bytes, caplog: p
         await closed(await connect(mesh, sent))
         (line,) = (vars(record)["fields"] for record in caplog.records if record.levelname == "WARNING")
         assert line == {"why": "malformed", "client": f"{host}:{port}", "connections": 1}
+
+
+async def test_as_many_requests_may_be_sent_ahead_as_are_kept() -> None:
+    async with running_mesh() as mesh:
+        connection = await connect(mesh, HEALTH * (1 + MAX_PIPELINED))
+        for _ in range(1 + MAX_PIPELINED):
+            await answered(connection)
+
+
+async def test_a_connection_that_sends_more_ahead_is_closed() -> None:
+    async with running_mesh() as mesh:
+        pipelined = GATEWAY_HTTP_CLOSED.labels("pipelined")
+        before = value_of(pipelined)
+        # Requests that were not read may take the answers with them.
+        with suppress(ConnectionError):
+            rest = await closed(await connect(mesh, HEALTH * 5_000))
+            assert rest.count(b"HTTP/1.1 200 ") <= 1 + MAX_PIPELINED
+        assert value_of(pipelined) == before + 1
+        assert (await mesh.http.get("/health")).status_code == 200
 
 
 async def test_a_malformed_request_does_not_break_the_answer_before_it() -> None:
