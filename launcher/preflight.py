@@ -12,7 +12,7 @@ from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.addresses import with_port
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
-from mesh.tokenizer_file import TOKENIZER_FILE, tokenizer_path
+from mesh.tokenizer_file import TOKENIZER_FILE, count_tokens, tokenizer_path
 
 # The package that carries KV between processes.
 TRANSPORT = "ucxx"
@@ -76,9 +76,10 @@ def _roles(plan: MeshPlan) -> tuple[str, ...]:
 
 def check_model_dir(directory: Path, *, weights: bool = True) -> None:
     """Raises CheckpointError for a model that is not served, or if files are missing or truncated; without `weights`
-    those of the weights may be. The worker that loads the files checks whether they have the model's tensors.
+    those of the weights may be; ConfigError for a tokenizer that is damaged or another model's. The worker that loads
+    the files checks whether they have the model's tensors.
     """
-    read_model_config(directory)
+    config = read_model_config(directory)
     vocabulary = tokenizer_path(directory) or directory / TOKENIZER_FILE
     shards = shard_files(weight_map(directory)) if weights else []
     needed = [vocabulary.name, *shards]
@@ -88,6 +89,11 @@ def check_model_dir(directory: Path, *, weights: bool = True) -> None:
     if pointers := [name for name in needed if _is_pointer(directory / name)]:
         raise CheckpointError(
             f"{directory / pointers[0]} is a pointer of Git LFS in place of the file: run git lfs pull in {directory}"
+        )
+    if (tokens := count_tokens(directory)) > config.vocab_size:
+        raise ConfigError(
+            f"{directory / vocabulary.name} has {tokens:,} tokens and the model {config.vocab_size:,}: it is the "
+            "tokenizer of another model, copy the one that was published with this model"
         )
     for name in shards:
         read_header(directory / name)

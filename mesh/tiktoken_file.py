@@ -52,6 +52,11 @@ def tokenizer_json(path: Path, settings: Mapping[str, Any]) -> bytes:
     return json.dumps(_description(ranks, _control_tokens(path, len(ranks), settings), PATTERNS[kind])).encode()
 
 
+def count_tokens(path: Path, settings: Mapping[str, Any]) -> int:
+    """How many tokens `tokenizer_json` describes, the control tokens among them. Raises ConfigError as that does."""
+    return max(_control_tokens(path, len(read_ranks(path)), settings)) + 1
+
+
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Token ids by the tokens' bytes. Raises ConfigError."""
     try:

@@ -15,6 +15,21 @@ SETTINGS_FILE = "tokenizer_config.json"
 FORMS = (TOKENIZER_FILE, tiktoken_file.TIKTOKEN_FILE)
 
 
+class _Token(msgspec.Struct, frozen=True):
+    id: int
+
+
+class _Vocabulary(msgspec.Struct, frozen=True):
+    vocab: dict[str, int] | list[Any] = []
+
+
+class _Tokens(msgspec.Struct):
+    """The part of a tokenizer.json that numbers tokens."""
+
+    model: _Vocabulary = _Vocabulary()
+    added_tokens: list[_Token] = []
+
+
 def tokenizer_path(directory: Path) -> Path | None:
     """The file with the vocabulary; None if there is none."""
     return next((directory / name for name in FORMS if (directory / name).is_file()), None)
@@ -31,6 +46,21 @@ def read_tokenizer(directory: Path) -> bytes:
         return read_text(path).encode()
     except OSError as error:
         raise ConfigError(f"cannot read the tokenizer {path}: {error.strerror}") from error
+
+
+def count_tokens(directory: Path) -> int:
+    """One more than the highest token id of a directory that has a tokenizer. Raises ConfigError if it is malformed."""
+    path = tokenizer_path(directory)
+    assert path is not None, "the caller has looked for a tokenizer"
+    if path.name == tiktoken_file.TIKTOKEN_FILE:
+        return tiktoken_file.count_tokens(path, read_tokenizer_settings(directory))
+    try:
+        tokens = msgspec.json.decode(read_tokenizer(directory), type=_Tokens)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    vocabulary = tokens.model.vocab
+    known = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    return 1 + max([*known, *(token.id for token in tokens.added_tokens)], default=-1)
 
 
 def read_tokenizer_settings(directory: Path) -> dict[str, Any]:

@@ -79,6 +79,13 @@ def test_a_clone_without_its_large_files_is_refused(tmp_path: Path, name: str) -
         check_model_dir(tmp_path)
 
 
+def test_the_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    beyond = {"added_tokens": [{"id": checkpoint_config("tiny")["vocab_size"], "content": "<|end|>"}]}
+    (checkpoint(tmp_path) / "tokenizer.json").write_text(json.dumps(beyond))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json has 321 tokens and the model 320: .* of another model"):
+        check_model_dir(tmp_path)
+
+
 def test_no_weights_at_all_are_missed(tmp_path: Path) -> None:
     for path in [*checkpoint(tmp_path).glob("*.safetensors"), tmp_path / INDEX]:
         path.unlink()

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from mesh.errors import ConfigError
 from mesh.tiktoken_file import PATTERNS, read_ranks
-from mesh.tokenizer_file import read_tokenizer
+from mesh.tokenizer_file import count_tokens, read_tokenizer
 from tests.support.tiktoken_models import write_tiktoken_model
 
 TEXTS = 2000
@@ -57,6 +57,7 @@ def test_control_tokens_follow_the_ranks(directory: Path) -> None:
     added = {token["id"]: token["content"] for token in json.loads(read_tokenizer(directory))["added_tokens"]}
     names = ["[BOS]", "[EOS]", "<|im_end|>", f"<|reserved_token_{first + 3}|>"]
     assert [added[first + place] for place in range(4)] == names
+    assert count_tokens(directory) == max(added) + 1
 
 
 @pytest.mark.parametrize(
