@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-import msgspec
 from deepmesh.internal.v1 import workers_pb2
+from msgspec.structs import asdict
 
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain import wire, workers
@@ -47,6 +47,7 @@ _STATES: dict[int, WorkerState] = {
     workers_pb2.WORKER_STATE_STALLED: WorkerState.STALLED,
 }
 _ROLE_NAMES = {role: workers_pb2.WorkerRole.Name(number) for number, role in ROLES.items()}
+_TRANSFER_FIELDS = tuple(workers_pb2.TransferStatus.DESCRIPTOR.fields_by_name)
 _STATE_NAMES = {state: workers_pb2.WorkerState.Name(number) for number, state in _STATES.items()}
 
 
@@ -122,30 +123,13 @@ def role(number: int, field: str) -> WorkerRole:
 
 
 def identity_message(worker: WorkerIdentity) -> workers_pb2.WorkerIdentity:
-    return workers_pb2.WorkerIdentity(
-        worker_id=worker.worker_id,
-        incarnation=worker.incarnation,
-        role=_ROLE_NAMES[worker.role],
-        endpoint=worker.endpoint,
-        model=worker.model,
-        kv_namespace=namespace_message(worker.kv_namespace),
-        context_tokens=worker.context_tokens,
-        total_blocks=worker.total_blocks,
-        max_requests=worker.max_requests,
-        can_prefill=worker.can_prefill,
-        vocabulary_size=worker.vocabulary_size,
-        block_bytes=worker.block_bytes,
-        receives_kv=worker.receives_kv,
-        layerwise_tokens=worker.layerwise_tokens,
-        slot_bytes=worker.slot_bytes,
-        ranks=worker.ranks,
-        worker_class=worker.worker_class,
-        sparse_prefill=None if worker.sparse_prefill is None else wire.sparse_prefill_message(worker.sparse_prefill),
-        max_step_tokens=worker.max_step_tokens,
-        prompt_wait_steps=worker.prompt_wait_steps,
-        divided_tokens=worker.divided_tokens,
-        speed=_speed_message(worker.speed),
-    )
+    translated = {
+        "role": _ROLE_NAMES[worker.role],
+        "kv_namespace": namespace_message(worker.kv_namespace),
+        "sparse_prefill": None if worker.sparse_prefill is None else wire.sparse_prefill_message(worker.sparse_prefill),
+        "speed": _speed_message(worker.speed),
+    }
+    return workers_pb2.WorkerIdentity(**asdict(worker) | translated)
 
 
 def namespace(message: workers_pb2.KvNamespace, field: str = "kv_namespace") -> KvNamespace:
@@ -173,15 +157,7 @@ def reported_namespace(message: workers_pb2.KvNamespace) -> KvNamespace:
 
 
 def namespace_message(kv: KvNamespace) -> workers_pb2.KvNamespace:
-    return workers_pb2.KvNamespace(
-        weights_fingerprint=kv.weights_fingerprint,
-        dtype=kv.dtype,
-        scale=kv.scale,
-        layers=kv.layers,
-        block_tokens=kv.block_tokens,
-        layout=kv.layout,
-        draft_layers=kv.draft_layers,
-    )
+    return workers_pb2.KvNamespace(**asdict(kv))
 
 
 def state(number: int) -> WorkerState:
@@ -221,25 +197,12 @@ def load(message: workers_pb2.WorkerLoad) -> WorkerLoad:
 
 
 def load_message(load: WorkerLoad) -> workers_pb2.WorkerLoad:
-    return workers_pb2.WorkerLoad(
-        running_requests=load.running_requests,
-        waiting_requests=load.waiting_requests,
-        queued_prefill_tokens=load.queued_prefill_tokens,
-        free_blocks=load.free_blocks,
-        prefill_tokens_per_second=load.prefill_tokens_per_second,
-        decode_step_ms=load.decode_step_ms,
-        mean_output_tokens=load.mean_output_tokens,
-        decode_step_requests=load.decode_step_requests,
-        push_bytes_per_second=load.push_bytes_per_second,
-        expert_imbalance=load.expert_imbalance,
-        experts_moved=load.experts_moved,
-        exact_prompts=_prompt_pace_message(load.exact_prompts),
-        sparse_prompts=_prompt_pace_message(load.sparse_prompts),
-        queued_sparse_tokens=load.queued_sparse_tokens,
-        waiting_blocks=load.waiting_blocks,
-        even_step_tokens=load.even_step_tokens,
-        host_tier=None if load.host_tier is None else _host_tier_message(load.host_tier),
-    )
+    translated = {
+        "exact_prompts": _prompt_pace_message(load.exact_prompts),
+        "sparse_prompts": _prompt_pace_message(load.sparse_prompts),
+        "host_tier": None if load.host_tier is None else workers_pb2.HostTierStatus(**asdict(load.host_tier)),
+    }
+    return workers_pb2.WorkerLoad(**asdict(load) | translated)
 
 
 def _host_tier(message: workers_pb2.HostTierStatus) -> HostTierStatus:
@@ -249,16 +212,6 @@ def _host_tier(message: workers_pb2.HostTierStatus) -> HostTierStatus:
         written_blocks=message.written_blocks,
         read_blocks=message.read_blocks,
         read_bytes_per_second=_measured(message.read_bytes_per_second),
-    )
-
-
-def _host_tier_message(tier: HostTierStatus) -> workers_pb2.HostTierStatus:
-    return workers_pb2.HostTierStatus(
-        total_blocks=tier.total_blocks,
-        used_blocks=tier.used_blocks,
-        written_blocks=tier.written_blocks,
-        read_blocks=tier.read_blocks,
-        read_bytes_per_second=tier.read_bytes_per_second,
     )
 
 
@@ -285,21 +238,8 @@ def transfers(message: workers_pb2.TransferStatus) -> TransferCounters:
 
 
 def transfers_message(counters: TransferCounters) -> workers_pb2.TransferStatus:
-    return workers_pb2.TransferStatus(
-        open_landings=counters.open_landings,
-        open_pushes=counters.open_pushes,
-        open_fetches=counters.open_fetches,
-        total_slots=counters.total_slots,
-        free_slots=counters.free_slots,
-        quarantined_slots=counters.quarantined_slots,
-        received_bytes=counters.received_bytes,
-        sent_bytes=counters.sent_bytes,
-        refused=counters.refused,
-        fetches=counters.fetches,
-        fetched_blocks=counters.fetched_blocks,
-        fetch_bytes_per_second=counters.fetch_bytes_per_second,
-        disk_fetch_bytes_per_second=counters.disk_fetch_bytes_per_second,
-    )
+    # A process counts some things for its own metrics alone.
+    return workers_pb2.TransferStatus(**{name: getattr(counters, name) for name in _TRANSFER_FIELDS})
 
 
 def rank(message: workers_pb2.RankStatus) -> RankStatus:
@@ -342,7 +282,7 @@ def _prompt_pace(message: workers_pb2.PromptPace) -> PromptPace | None:
 
 
 def _prompt_pace_message(pace: PromptPace | None) -> workers_pb2.PromptPace | None:
-    return None if pace is None else workers_pb2.PromptPace(**msgspec.structs.asdict(pace))
+    return None if pace is None else workers_pb2.PromptPace(**asdict(pace))
 
 
 def _measured(value: float) -> float | None:
