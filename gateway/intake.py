@@ -89,14 +89,7 @@ class Intake:
         """Raises InvalidRequest (naming the field), ContextExceeded, UnknownModel or NoWorker."""
         model = self._catalog.resolve(ask.model)
         limits, text = self._catalog.limits(model), self._catalog.text(model)
-        check_sampling(ask.sampling, limits.vocabulary_size)
-        validate_stop_strings(ask.stop_strings)
-        check_stop_token_ids(ask.stop_token_ids, limits.vocabulary_size)
-        validate_priority(ask.priority)
-        if ask.cache_salt is not None:
-            validate_cache_salt(ask.cache_salt)
-        if ask.stop_strings and text.tokenizer is None:
-            raise no_tokenizer(model, "stop")
+        _check(ask, model, limits, text.tokenizer)
         with span("gateway.encode"):
             try:
                 encoded = await self._encode(ask.prompt, model, ask.form)
@@ -119,28 +112,14 @@ class Intake:
             constraint=constraint,
             sparse=sparse,
         )
-        token_bytes = text.tokenizer.token_bytes if text.tokenizer is not None else no_text
         shape = encoded.shape.under(constraint)
-        new_transcript = partial(
-            Transcript,
-            token_bytes,
-            ask.stop_strings,
-            shape.reasoning,
-            include_stop_string=ask.include_stop_string,
-            tools=shape.calls,
-            closed_by=shape.closed_by,
-            signs=NO_SIGNS if text.tokenizer is None else text.tokenizer.signs,
-        )
-        echo = _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else ""
-        reading = TextReading(ask.stop_strings, ask.include_stop_string, shape.reasoning.value, shape.closed_by)
-        plain = shape.calls is None
         return Prepared(
             model,
             request,
-            new_transcript,
+            _transcripts(ask, shape, text.tokenizer),
             block_hashes,
-            echo,
-            reading if plain else None,
+            _echo(ask.prompt, encoded.token_ids, token_ids, text.tokenizer) if ask.echo else "",
+            _plain_reading(ask, shape),
             form_field=None if constraint is None or constraint.grammar is None else _form_field(ask.form),
         )
 
@@ -226,6 +205,18 @@ class Intake:
         return size
 
 
+def _check(ask: Ask, model: str, limits: ModelLimits, tokenizer: Tokenizer | None) -> None:
+    """Raises InvalidRequest for what is wrong with the request, apart from its prompt and the form of its answer."""
+    check_sampling(ask.sampling, limits.vocabulary_size)
+    validate_stop_strings(ask.stop_strings)
+    check_stop_token_ids(ask.stop_token_ids, limits.vocabulary_size)
+    validate_priority(ask.priority)
+    if ask.cache_salt is not None:
+        validate_cache_salt(ask.cache_salt)
+    if ask.stop_strings and tokenizer is None:
+        raise no_tokenizer(model, "stop")
+
+
 def _encoded(
     prompt: Prompt, answer_schema: Mapping[str, Any] | None, model: str, text: ModelText, limits: ModelLimits
 ) -> _Encoded:
@@ -248,6 +239,27 @@ def _encoded(
     closed_by = text.tokenizer.control_id(THINK_CLOSE) if rendered.closed else None
     shape = AnswerShape(rendered.reasoning, rendered.wants_reasoning, prompt.toolbox, rendered.tools, closed_by)
     return _Encoded(array("I", rendered.token_ids), shape)
+
+
+def _transcripts(ask: Ask, shape: AnswerShape, tokenizer: Tokenizer | None) -> Callable[[], Transcript]:
+    """Makes the transcript of each answer to the request."""
+    return partial(
+        Transcript,
+        no_text if tokenizer is None else tokenizer.token_bytes,
+        ask.stop_strings,
+        shape.reasoning,
+        include_stop_string=ask.include_stop_string,
+        tools=shape.calls,
+        closed_by=shape.closed_by,
+        signs=NO_SIGNS if tokenizer is None else tokenizer.signs,
+    )
+
+
+def _plain_reading(ask: Ask, shape: AnswerShape) -> TextReading | None:
+    """How a resuming gateway reads the answer; None if it may have calls of tools."""
+    if shape.calls is not None:
+        return None
+    return TextReading(ask.stop_strings, ask.include_stop_string, shape.reasoning.value, shape.closed_by)
 
 
 def _form_field(form: AnswerForm | None) -> str:
