@@ -3,13 +3,17 @@
 import asyncio
 import logging
 import time
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 from mesh.addresses import split_addresses
 from mesh.channel import Channels
+from mesh.domain.workers import WorkerRole
 from mesh.launch import Program
 from mesh.server import MeshServer
 from worker.config import WorkerConfig
+from worker.handover import KeptRanks
 from worker.ranks.host import RankHost
 from worker.regrouping import program_again
 from worker.role_change import RoleChange
@@ -36,6 +40,46 @@ class Worker(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What may end a serving worker: each task is done once that has happened."""
+
+    # A rank died.
+    running: asyncio.Task[None]
+    signalled: asyncio.Task[None]
+    # Another role is wanted.
+    changing: asyncio.Task[bool]
+    # Another host of the worker stops.
+    parting: asyncio.Task[None]
+    # The reports to a scheduler failed.
+    reporting: list[asyncio.Task[None]]
+
+    @classmethod
+    def watched(cls, worker: Worker, server: MeshServer, change: RoleChange, links: Sequence[StatusLink]) -> Self:
+        return cls(
+            running=asyncio.create_task(worker.run()),
+            signalled=asyncio.create_task(server.until_signal()),
+            changing=asyncio.create_task(change.wanted.wait()),
+            parting=asyncio.create_task(worker.host.ranks.until_host_stops()),
+            reporting=[asyncio.create_task(link.run()) for link in links],
+        )
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a rank died or a signal came."""
+        return self.running.done() or self.signalled.done()
+
+    async def first(self) -> None:
+        await asyncio.wait(
+            {self.running, self.signalled, self.changing, self.parting, *self.reporting},
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+
+    def forget(self) -> None:
+        for task in (self.running, self.changing, self.parting):
+            task.cancel()
+
+
 async def serve_worker(
     worker: Worker, server: MeshServer, config: WorkerConfig, channels: Channels, change: RoleChange
 ) -> Program | None:
@@ -44,18 +88,14 @@ async def serve_worker(
 
     Raises EngineFailed if one of its ranks dies first, and what ended its reports to a scheduler.
     """
-    identity = worker.host.identity
+    identity, ranks = worker.host.identity, worker.host.ranks
     links = _status_links(worker.host, config, channels)
-    running = asyncio.create_task(worker.run())
-    reporting = [asyncio.create_task(link.run()) for link in links]
-    signalled = asyncio.create_task(server.until_signal())
-    changing = asyncio.create_task(change.wanted.wait())
-    parting = asyncio.create_task(worker.host.ranks.until_host_stops())
+    ends = _Ends.watched(worker, server, change, links)
     await server.ready()
     log.info("worker ready", extra={"fields": {"id": identity.worker_id, "endpoint": identity.endpoint}})
-    await asyncio.wait({running, signalled, changing, parting, *reporting}, return_when=asyncio.FIRST_COMPLETED)
-    silent = [task for task in reporting if task.done()]
-    changes = changing.done() and not (running.done() or signalled.done() or silent)
+    await ends.first()
+    silent = [task for task in ends.reporting if task.done()]
+    changes = ends.changing.done() and not (ends.stopped or silent)
     what = "worker changes its role" if changes else "worker stops"
     log.info(what, extra={"fields": {"live_requests": worker.live_requests}})
     await server.drain()
@@ -63,35 +103,42 @@ async def serve_worker(
     drained_at = time.monotonic()
     await asyncio.gather(*(link.drain_reported(FAREWELL_SECONDS) for link in links))
     await asyncio.gather(*(link.leave(FAREWELL_SECONDS) for link in links))
-    for task in reporting:
+    for task in ends.reporting:
         task.cancel()
     # A signal that arrived meanwhile takes precedence over the change of role.
     following: Program | None = None
-    if changes and not (running.done() or signalled.done()):
-        released = await worker.host.ranks.release() if change.keeps_ranks else None
+    if changes and not ends.stopped:
+        released = await ranks.release() if change.keeps_ranks else None
         following = change.program(released, drained_at)
-    if parting.done() and not (changes or running.done() or signalled.done() or silent):
-        worker.host.ranks.part()
-        await asyncio.wait({running})
-    if running.done():
-        kept = worker.host.ranks.kept
-        if signalled.done() and parting.done():
-            # The whole worker was told to stop, one of its other hosts first.
-            log.info("the worker's hosts stop", extra={"fields": {"cause": str(running.exception())}})
-        elif kept is None or signalled.done():
-            # Raises what ended the worker, if it was not the signal.
-            running.result()
-        else:
-            fields = {"cause": str(running.exception())}
-            log.warning("the worker forms again, with the ranks that are left", extra={"fields": fields})
-            following = program_again(config, identity.role, kept, server, drained_at)
-    running.cancel()
-    changing.cancel()
-    parting.cancel()
+    if ends.parting.done() and not (changes or ends.stopped or silent):
+        ranks.part()
+        await asyncio.wait({ends.running})
+    if ends.running.done():
+        following = _formed_again(ends, ranks.kept, identity.role, config, server, drained_at) or following
+    ends.forget()
     for task in silent:
         # Schedulers would take a worker that does not report for one that is gone: raises what ended the reports.
         task.result()
     return following
+
+
+def _formed_again(
+    ends: _Ends, kept: KeptRanks | None, role: WorkerRole, config: WorkerConfig, server: MeshServer, drained_at: float
+) -> Program | None:
+    """The program of a worker that lost a rank, with the ranks that are left; None if it was told to stop. Raises what
+    ended it if no ranks are left.
+    """
+    fields = {"cause": str(ends.running.exception())}
+    if ends.signalled.done() and ends.parting.done():
+        # The whole worker was told to stop, one of its other hosts first.
+        log.info("the worker's hosts stop", extra={"fields": fields})
+        return None
+    if kept is None or ends.signalled.done():
+        # Nothing is raised if the signal ended the run.
+        ends.running.result()
+        return None
+    log.warning("the worker forms again, with the ranks that are left", extra={"fields": fields})
+    return program_again(config, role, kept, server, drained_at)
 
 
 def _status_links(host: RankHost, config: WorkerConfig, channels: Channels) -> list[StatusLink]:
