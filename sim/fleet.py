@@ -11,6 +11,7 @@ from engine.parallel.config import ParallelConfig
 from gateway.config import DispatchConfig
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config import Config
+from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 from prefill_svc.config import PrefillQueueConfig
 from scheduler.config import LeaseConfig, ObjectivesConfig, PlacementConfig, ScalingConfig, StoreLinkConfig
@@ -157,6 +158,9 @@ class FleetConfig(Config):
     autoscale: bool = False
     """Whether workers come and go as the scheduler's scaling wants."""
     faults: tuple[Fault, ...] = ()
+
+    def group(self, role: WorkerRole) -> GroupConfig:
+        return self.decode if role is WorkerRole.DECODE else self.prefill
 
     @model_validator(mode="after")
     def _somebody_generates_and_somebody_computes_prompts(self) -> Self:

@@ -5,33 +5,29 @@ from functools import partial
 
 import numpy as np
 
-from engine.config import EngineConfig
-from engine.protocol.messages import StepResult, TransferNews
+from engine.protocol.messages import StepResult
 from mesh.cost_file import load_costs
 from mesh.costs import CostModel
 from mesh.domain.kv_identity import KvNamespace
-from mesh.domain.workers import WorkerIdentity, WorkerRole, WorkerSpeed
+from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.rendezvous import rendezvous
-from sim.agent import SimulatedAgent, SimulatedLandings
 from sim.asked import Asked
-from sim.device import VOCABULARY, DeviceSpec, LocalClock, SimulatedDevice, speed_of
+from sim.device import VOCABULARY
 from sim.faults import Faults
 from sim.fleet import FleetConfig, GroupConfig
 from sim.gateway import Live, SimulatedGateway
-from sim.host_memory import SimulatedSlots
 from sim.lifecycle import Lifecycle
 from sim.lockstep import Lockstep
 from sim.network import Link
 from sim.rank import SimulatedRank
+from sim.rank_maker import MODEL, RankMaker
 from sim.remote_prompts import Calls
 from sim.reports import StatusReporter
 from sim.scheduling import SimulatedScheduler
 from sim.store import SimulatedStore
 from sim.timeline import Timeline
 from sim.worker import SimulatedWorker
-from transfer.config import TransferConfig
 
-MODEL = "simulated"
 # The simulation goes on for so long after the last request, so that pushes end and reports are sent.
 SETTLE_SECONDS = 5.0
 
@@ -47,14 +43,14 @@ class SimulatedMesh:
         self.timeline = Timeline()
         self.ended: list[Live] = []
         self._fleet = fleet
-        self._costs = {role: _costs(fleet, self._group(role)) for role in WorkerRole}
+        self._costs = {role: _costs(fleet, fleet.group(role)) for role in WorkerRole}
         self._namespace = KvNamespace("simulated", "simulated", fleet.layers, "simulated")
-        self._landings = SimulatedLandings()
         self._slow = np.random.default_rng([seed, 2])
         self.stores = self._make_stores()
         # For each offered block, the root of its chain.
         self._roots: dict[bytes, bytes] = {}
         self._store_by_id = {store.store_id: store for store in self.stores}
+        self._ranks = RankMaker(self.timeline, fleet, self._costs, self._namespace, self._store_by_id)
         decode_costs = self._costs[WorkerRole.DECODE]
         self.scheduler = SimulatedScheduler(self.timeline, fleet.scheduler, decode_costs, self.stores)
         self.lifecycle = Lifecycle(
@@ -80,7 +76,7 @@ class SimulatedMesh:
     def run(self, workload: Iterable[Asked], progress: Callable[[float], None] = lambda now: None) -> None:
         """Run until every request has ended and nothing is on its way. `progress` is called with simulated seconds."""
         for role in WorkerRole:
-            self.lifecycle.begin(role, self._group(role))
+            self.lifecycle.begin(role, self._fleet.group(role))
         self.faults.begin(self._fleet.faults)
         if self._fleet.autoscale:
             self.timeline.every(self._fleet.scheduler.scaling.period_seconds, self.lifecycle.scale)
@@ -97,16 +93,7 @@ class SimulatedMesh:
 
     def ranks(self, role: WorkerRole) -> int:
         """How many ranks one worker has."""
-        return self._group(role).ranks
-
-    def _group(self, role: WorkerRole) -> GroupConfig:
-        return self._fleet.decode if role is WorkerRole.DECODE else self._fleet.prefill
-
-    def _speed(self, role: WorkerRole, slowness: float) -> WorkerSpeed | None:
-        group = self._group(role)
-        if not self._fleet.speeds:
-            return None
-        return speed_of(self._costs[role], group.max_requests, group.max_step_tokens, slowness)
+        return self._fleet.group(role).ranks
 
     def _make_stores(self) -> list[SimulatedStore]:
         config = self._fleet.stores
@@ -117,7 +104,7 @@ class SimulatedMesh:
         ]
 
     def _make_worker(self, role: WorkerRole) -> SimulatedWorker:
-        group, number = self._group(role), len(self.lifecycle.workers[role])
+        group, number = self._fleet.group(role), len(self.lifecycle.workers[role])
         slowness = group.slow_factor if self._slow.random() < group.slow else 1.0
         identity = WorkerIdentity(
             worker_id=f"{role.value}-{number:05}",
@@ -140,12 +127,12 @@ class SimulatedMesh:
             max_step_tokens=group.max_step_tokens,
             prompt_wait_steps=group.prompt_wait_steps,
             divided_tokens=group.parallel.divided_tokens,
-            speed=self._speed(role, slowness),
+            speed=self._ranks.speed(role, slowness),
         )
         worker = SimulatedWorker(
             self.timeline,
             identity,
-            partial(self._make_ranks, role, slowness),
+            partial(self._ranks.make, role, slowness),
             partial(self._make_reporter, group.status_interval_seconds),
             self._offer,
             self._calls,
@@ -154,80 +141,6 @@ class SimulatedMesh:
         )
         self._by_id[identity.worker_id] = worker
         return worker
-
-    def _make_ranks(
-        self,
-        role: WorkerRole,
-        slowness: float,
-        on_news: Callable[[TransferNews], None],
-        on_result: Callable[[StepResult, int], None],
-        on_quiet: Callable[[float], None],
-    ) -> SimulatedRank | Lockstep:
-        ranks = self._group(role).ranks
-        if ranks == 1:
-            return self._make_rank(role, slowness, on_news, lambda result: on_result(result, 0), on_quiet)
-        lockstep = Lockstep(self.timeline, on_result, self._group(role).parallel)
-        for number in range(ranks):
-            observe = partial(lockstep.observe, number)
-            lockstep.add(self._make_rank(role, slowness, on_news, observe, on_quiet, lockstep.wake, number))
-        return lockstep
-
-    def _make_rank(
-        self,
-        role: WorkerRole,
-        slowness: float,
-        on_news: Callable[[TransferNews], None],
-        on_result: Callable[[StepResult], None],
-        on_quiet: Callable[[float], None],
-        on_wake: Callable[[], None] | None = None,
-        number: int = 0,
-    ) -> SimulatedRank:
-        group, costs = self._group(role), self._costs[role]
-        config = EngineConfig(
-            backend="oracle",
-            max_requests=group.max_requests,
-            max_step_tokens=group.max_step_tokens,
-            mixed_step_ms=group.mixed_step_ms,
-            prompt_share=group.prompt_share,
-            prefix_cache=group.prefix_cache,
-            transfer=TransferConfig(layerwise_tokens=group.layerwise_tokens),
-            sparse_prefill=self._fleet.sparse_prefill,
-            parallel=group.parallel,
-        )
-        clock = LocalClock(self.timeline.now)
-        spec = DeviceSpec(
-            MODEL,
-            self._namespace,
-            self._fleet.context_tokens,
-            group.total_blocks,
-            self._fleet.block_bytes,
-            group.captured_rows,
-            group.captured_prompt_tokens,
-            self._speed(role, slowness),
-        )
-        made: list[SimulatedRank] = []
-        slots = None
-        if group.host_blocks:
-            rate, block_bytes = costs.host_read_bytes_per_second, self._fleet.block_bytes
-            slots = SimulatedSlots(group.host_blocks, block_bytes, self.timeline, rate, lambda: made[0].wake())
-        device = SimulatedDevice(spec, costs, clock, self.timeline.at, slots)
-        device.slowness = slowness
-        link = Link(self.timeline, costs.push_bytes_per_second)
-        agent = SimulatedAgent(
-            self.timeline,
-            self._landings,
-            link,
-            self._store_by_id,
-            self._namespace,
-            self._fleet.block_bytes,
-            costs,
-            lambda: clock.now if clock.in_step else self.timeline.now,
-            lambda: made[0].wake(),
-        )
-        rank = SimulatedRank(self.timeline, config, device, clock, agent, on_news, on_result, on_quiet, on_wake, number)
-        rank.shortest_first, rank.every_token = self._fleet.shortest_first, self._fleet.every_token
-        made.append(rank)
-        return rank
 
     def _make_reporter(
         self, interval_seconds: float, identity: WorkerIdentity, rank: SimulatedRank | Lockstep

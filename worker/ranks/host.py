@@ -25,7 +25,7 @@ from mesh.start_times import process_seconds
 from transfer.events import PushEnded
 from worker.config import WorkerConfig
 from worker.events.kv_events import KvEvents
-from worker.handover import Handover
+from worker.handover import Handover, KeptRanks
 from worker.hosts.fewer import on_hosts
 from worker.hosts.joined import JoinedHosts
 from worker.identity import worker_identity
@@ -109,19 +109,7 @@ class RankHost:
         """
         service_seconds = _seconds_since_begin(handover)
         others = hosts if config.engine.parallel.hosts > 1 else None
-        kept, group, whole = None if handover is None else handover.kept, None, config
-        while group is None:
-            if others is not None:
-                config = on_hosts(whole, await others.wait())
-            told = config.rank_engine, config.observe, config.authorship(endpoint)
-            try:
-                group = await (RankGroup.start(*told, others) if kept is None else RankGroup.adopt(kept, *told, others))
-            except MeshError as error:
-                if others is None or not others.begin_again():
-                    raise
-                _log.warning("a host did not start: the worker begins again", extra={"fields": {"cause": str(error)}})
-                # They have ended.
-                kept = None
+        config, group = await _loaded(config, endpoint, None if handover is None else handover.kept, others)
         seconds = _seconds_since_begin(handover)
         _log_start({"service": service_seconds, **group.ready.start_seconds, "all": seconds})
         if handover is not None:
@@ -306,6 +294,30 @@ def _count_drafts(drafts: DraftCounts) -> None:
     for tokens, rows in enumerate(drafts.yields, start=1):
         metrics.ENGINE_DRAFT_ROWS.labels(tokens).inc(rows)
     metrics.ENGINE_RELAXED_TOKENS.inc(drafts.relaxed)
+
+
+async def _loaded(
+    config: WorkerConfig, endpoint: str, kept: KeptRanks | None, others: JoinedHosts | None
+) -> tuple[WorkerConfig, RankGroup]:
+    """The worker's ranks once they have loaded, and its configuration on the hosts that they lie on.
+
+    kept: ranks to take over, if there are any. others: the worker's other hosts, if it has several; if ranks of theirs
+    do not start, the worker may begin again without them.
+    """
+    whole = config
+    while True:
+        if others is not None:
+            config = on_hosts(whole, await others.wait())
+        told = config.rank_engine, config.observe, config.authorship(endpoint)
+        try:
+            ranks = RankGroup.start(*told, others) if kept is None else RankGroup.adopt(kept, *told, others)
+            return config, await ranks
+        except MeshError as error:
+            if others is None or not others.begin_again():
+                raise
+            _log.warning("a host did not start: the worker begins again", extra={"fields": {"cause": str(error)}})
+            # They have ended.
+            kept = None
 
 
 def _seconds_since_begin(handover: Handover | None) -> float:
