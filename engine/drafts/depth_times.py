@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Sequence
 
+import numpy as np
+
 from engine.batch import Backend, StepTimes
 from engine.pace.timed_steps import decoding, quickest_step
 from mesh.progress import ProgressLog
@@ -16,17 +18,23 @@ CONTEXT_TOKENS_AHEAD = 4096
 
 
 def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -> StepTimes:
-    """Measure steps of 1, 2, 4, ... max_requests rows with 0 to `most` drafts. block: one that is never read."""
+    """Measure steps of 1, 2, 4, ... max_requests rows with 0 to `most` drafts. block: one that is never read.
+
+    Only none, one and `most` drafts are measured: what lies between is within 5% of a line, for one row of R1 on four
+    H200, and within 2% for 96.
+    """
+    depths = sorted({0, min(1, most), most})
     rows = [1 << exponent for exponent in range(max_requests.bit_length()) if 1 << exponent < max_requests]
     rows.append(max_requests)
     # Most of the time goes to the last numbers of rows.
-    progress = ProgressLog("measuring steps with drafts", sum(rows) * (1 + most))
+    progress = ProgressLog("measuring steps with drafts", sum(rows) * len(depths))
     seconds: list[list[float]] = []
     for count in rows:
-        seconds.append([])
-        for depth in range(1 + most):
-            seconds[-1].append(_measure(backend, count, depth, block))
+        measured = []
+        for depth in depths:
+            measured.append(_measure(backend, count, depth, block))
             progress.advance(count)
+        seconds.append(np.interp(range(1 + most), depths, measured).tolist())
         _log.info("steps by drafts", extra={"fields": {"rows": count, "ms": _milliseconds(seconds[-1])}})
     return StepTimes(rows, seconds)
 

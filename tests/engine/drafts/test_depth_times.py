@@ -32,3 +32,10 @@ def test_steps_guess_after_each_of_their_rows(caplog: pytest.LogCaptureFixture) 
     assert {(len(batch.rows), shape.drawing, shape.drafts) for batch, shape in backend.launched} == {
         (rows, rows, depth) for rows in (1, 2, 3) for depth in (0, 1, 2)
     }
+
+
+def test_most_depths_are_interpolated() -> None:
+    backend = Watched()
+    [seconds] = measure_depths(backend, 1, 5, block=0).seconds
+    assert {shape.drafts for _, shape in backend.launched} == {0, 1, 5}
+    assert seconds[3] == pytest.approx((seconds[1] + seconds[5]) / 2)
