@@ -1,7 +1,7 @@
 """Merges the reports of a worker's ranks into one. Pure; the report of a single rank stays as it is."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -11,20 +11,21 @@ from mesh.domain.workers import HostTierStatus, PromptPace, TransferCounters, Wo
 from mesh.errors import CheckpointError
 
 
-def merge_ready(ranks: Sequence[Ready]) -> Ready:
+def merge_ready(ranks: Sequence[Ready], names: Sequence[str]) -> Ready:
     """The ranks' descriptions as one. Blocks and requests add up; the smallest pool bounds the context, since a request
-    lies on one rank.
+    lies on one rank. names: what errors call the ranks.
 
     Raises CheckpointError if the ranks have loaded different models, which can happen on several hosts.
     """
     first = ranks[0]
     if len(ranks) == 1:
         return first
-    for number, rank in enumerate(ranks[1:], start=1):
-        for name in ("model", "namespace", "vocabulary_size", "block_bytes"):
-            if (theirs := getattr(rank, name)) != (ours := getattr(first, name)):
+    expected = _model_of(first)
+    for rank, name in zip(ranks, names, strict=True):
+        for key, theirs in _model_of(rank).items():
+            if theirs != expected[key]:
                 raise CheckpointError(
-                    f"dp rank {number} has loaded another model than the first: its {name} is {theirs}, and not {ours};"
+                    f"{name} has loaded another model than {names[0]}: its {key} is {theirs}, and not {expected[key]};"
                     " all hosts of a worker must have the same checkpoint"
                 )
     least_blocks = min(rank.total_blocks for rank in ranks)
@@ -40,6 +41,12 @@ def merge_ready(ranks: Sequence[Ready]) -> Ready:
             phase: max(rank.start_seconds.get(phase, 0.0) for rank in ranks) for phase in first.start_seconds
         },
     )
+
+
+def _model_of(rank: Ready) -> Mapping[str, object]:
+    """What is the same for all ranks of a model."""
+    sizes = {"model": rank.model, "vocabulary_size": rank.vocabulary_size, "block_bytes": rank.block_bytes}
+    return {**msgspec.structs.asdict(rank.namespace), **sizes}
 
 
 def merge_loads(ranks: Sequence[WorkerLoad]) -> WorkerLoad:

@@ -1,18 +1,17 @@
 """Finds out which hosts of a worker do not reach each other, before their ranks wait for each other."""
 
-import json
 import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import psutil
 
 # torch.distributed takes this name from here too.
 from torch._C._distributed_c10d import Store
 
+from engine.exchange.store import shared
 from mesh.errors import EngineFailed, RankLost
 
 # How long a connection between two hosts may take.
@@ -28,9 +27,9 @@ def check_reach(store: Store, own: int, hosts: int, address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # Connections are complete without being accepted.
     with socket.create_server(("", 0), family=family, backlog=hosts) as server:
-        addresses = _shared(store, "address", own, hosts, [address, server.getsockname()[1]])
+        addresses = shared(store, "address", own, hosts, [address, server.getsockname()[1]])
         missed = [other for other in range(hosts) if other != own and not _reaches(*addresses[other])]
-        all_missed = _shared(store, "missed", own, hosts, missed)
+        all_missed = shared(store, "missed", own, hosts, missed)
     cut = [(host, other) for host, others in enumerate(all_missed) for other in others]
     if cut:
         one, other = (addresses[host][0] for host in cut[0])
@@ -61,12 +60,6 @@ def gloo_address() -> str:
             with suppress(OSError), socket.create_server(where, family=found):
                 return str(where[0])
     return "127.0.0.1"
-
-
-def _shared(store: Store, name: str, own: int, hosts: int, value: object) -> list[Any]:
-    """The values of all hosts, in order."""
-    store.set(f"{name} {own}", json.dumps(value))
-    return [json.loads(store.get(f"{name} {host}")) for host in range(hosts)]
 
 
 def _reaches(address: str, port: int) -> bool:

@@ -1,12 +1,13 @@
 """The backend that a configuration asks for."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import psutil
 
 from engine.batch import Backend
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.oracle.backend import OracleBackend
 from engine.parallel.peers import Peers
 from engine.rank.gpu import take_gpu
@@ -70,7 +71,7 @@ class Backends:
         hardware = Hardware(torch.cuda.device_count(), psutil.virtual_memory().available)
         resolved = resolve(config, hardware)
         if self._peers is not None and not self._connected:
-            self._connect(self._peers, resolved.device, hardware)
+            self._connect(self._peers, resolved, hardware)
         if self._between_gpus is not None:
             self._between_gpus.limit(STARTING_SECONDS)
         kept = None if config.warm_up == "off" else cache_folder()
@@ -115,12 +116,12 @@ class Backends:
         self._peers, self._connected = peers, False
         return keeps
 
-    def _connect(self, peers: Peers, device: str, hardware: Hardware) -> None:
-        within, place = self._within_host(peers, device, hardware), peers.in_worker
+    def _connect(self, peers: Peers, resolved: ResolvedEngineConfig, hardware: Hardware) -> None:
+        within, place = self._within_host(peers, resolved.device, hardware), peers.in_worker
         if place.layout.hosts == 1:
             self._exchange = within
         else:
-            self._exchange = self._over_hosts(peers, within, device)
+            self._exchange = self._over_hosts(peers, within, resolved)
         self._connected = True
 
     def _within_host(self, peers: Peers, device: str, hardware: Hardware) -> "RankExchange":
@@ -139,20 +140,25 @@ class Backends:
         self._between_gpus = PeerExchange(peers, torch.device(device))
         return self._between_gpus
 
-    def _over_hosts(self, peers: Peers, within: "RankExchange", device: str) -> "RankExchange":
+    def _over_hosts(self, peers: Peers, within: "RankExchange", resolved: ResolvedEngineConfig) -> "RankExchange":
         import torch
 
         from engine.exchange.hosts import HostsExchange
-        from engine.exchange.rail import AskedStore, Rail
+        from engine.exchange.likeness import check_likeness
+        from engine.exchange.rail import Rail
+        from engine.exchange.store import AskedStore
+        from engine.model.config import read_model_config
 
-        assert self._rendezvous is not None
-        place, number = peers.in_worker, peers.place.rank
+        assert self._rendezvous is not None and resolved.config.model_dir is not None
+        place, number, device = peers.in_worker, peers.place.rank, torch.device(resolved.device)
         store = AskedStore(f"rail {number}", self._rendezvous.publish, self._rendezvous.look_up)
-        rail = Rail(store, place.host, place.layout.hosts, torch.device(device), broken=lambda: peers.broken)
+        model = asdict(read_model_config(resolved.config.model_dir))
+        check_likeness(store, place.host, place.layout.hosts, resolved.device, model)
+        rail = Rail(store, place.host, place.layout.hosts, device, broken=lambda: peers.broken)
         if isinstance(self._exchange, HostsExchange):
             # The model refers to it.
             self._exchange.regroup(place, within, rail)
             return self._exchange
-        exchange = HostsExchange(place, within, rail, torch.device(device))
+        exchange = HostsExchange(place, within, rail, device)
         self._leave = exchange.leave
         return exchange

@@ -6,32 +6,36 @@ from mesh.errors import CheckpointError
 from tests.support.decoding import READY
 from worker.merging import merge_loads, merge_ready, merge_transfers
 
+NAMES = ["rank 0", "rank 1"]
+
 
 def test_reports_of_a_single_rank_stay_as_they_are() -> None:
     load, transfers = WorkerLoad(running_requests=3), TransferCounters(fetches=2)
-    assert merge_ready([READY]) is READY
+    assert merge_ready([READY], NAMES) is READY
     assert merge_loads([load]) is load
     assert merge_transfers([transfers]) is transfers
 
 
 def test_ranks_blocks_add_up_and_the_least_pool_bounds_context() -> None:
     small = msgspec.structs.replace(READY, total_blocks=10, context_tokens=640)
-    merged = merge_ready([READY, small])
+    merged = merge_ready([READY, small], NAMES)
     assert (merged.total_blocks, merged.max_requests, merged.context_tokens) == (110, 8, 640)
     assert merged.namespace == READY.namespace
 
 
 def test_ranks_of_different_weights_are_no_worker() -> None:
     namespace = msgspec.structs.replace(READY.namespace, weights_fingerprint="other")
-    with pytest.raises(CheckpointError, match="dp rank 1 has loaded another model than the first: its namespace is"):
-        merge_ready([READY, msgspec.structs.replace(READY, namespace=namespace)])
+    with pytest.raises(
+        CheckpointError, match="rank 1 has loaded another model than rank 0: its weights_fingerprint is other,"
+    ):
+        merge_ready([READY, msgspec.structs.replace(READY, namespace=namespace)], NAMES)
 
 
 def test_a_worker_is_as_fast_as_its_slowest_rank() -> None:
     one, other = WorkerSpeed(10.0, 8.0, PromptPace(900.0)), WorkerSpeed(12.0, 8.0, PromptPace(1000.0))
     ranks = [msgspec.structs.replace(READY, speed=speed) for speed in (one, other)]
-    assert merge_ready(ranks).speed == WorkerSpeed(12.0, 8.0, PromptPace(900.0))
-    assert merge_ready([*ranks, READY]).speed is None
+    assert merge_ready(ranks, NAMES).speed == WorkerSpeed(12.0, 8.0, PromptPace(900.0))
+    assert merge_ready([*ranks, READY], [*NAMES, "rank 2"]).speed is None
 
 
 def test_loads_add_up_and_times_are_means() -> None:

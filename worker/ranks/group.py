@@ -59,7 +59,7 @@ class RankGroup:
         self._tp = tp
         self.ranks = ranks = processes[::tp]
         self.views = [RankView(rank.ready) for rank in ranks]
-        self.ready = merge_ready([rank.ready for rank in ranks])
+        self.ready = merge_ready([rank.ready for rank in ranks], [rank.name for rank in ranks])
         self.stalled = False
         self._requests_a_rank = min(rank.ready.max_requests for rank in ranks)
         self._named_requests = 0
@@ -143,8 +143,7 @@ class RankGroup:
             started = True
             return group
         except MeshError:
-            if hosts is not None:
-                _tell_failed(starts, len(own), hosts)
+            _tell_failed(starts, len(own), hosts)
             raise
         finally:
             if not started:
@@ -322,11 +321,11 @@ def _name(rank: int, config: EngineConfig, hosts: JoinedHosts | None) -> str:
     return name if hosts is None else f"{name} (host {hosts.number_of(rank // parallel.ranks_a_host)})"
 
 
-def _tell_failed(starts: Sequence[asyncio.Task[RankClient]], own: int, hosts: JoinedHosts) -> None:
-    """Tell which rank of another host did not start. own: how many of `starts` are of this host."""
-    failed = next(rank for rank, each in enumerate(starts) if each.done() and each.exception() is not None)
-    if failed >= own:
-        hosts.not_started(failed - own)
+def _tell_failed(starts: Sequence[asyncio.Task[RankClient]], own: int, hosts: JoinedHosts | None) -> None:
+    """Tell which rank of another host did not start, if it was one. own: how many of `starts` are of this host."""
+    failed = [rank for rank, each in enumerate(starts) if each.done() and each.exception() is not None]
+    if hosts is not None and failed and failed[0] >= own:
+        hosts.not_started(failed[0] - own)
 
 
 async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from engine.exchange.rail import AskedStore, Rail
+from engine.exchange.rail import Rail
+from engine.exchange.store import AskedStore
 from mesh.errors import RankLost
 from worker.hosts.rendezvous import HostsRendezvous
 
