@@ -4,18 +4,22 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from engine.oracle.tokens import oracle_tokens
+from launcher.plan import ServiceSpec
 from mesh.background import background
+from mesh.errors import ProcessFailed
 from tests.support.checkpoints import tiny_checkpoint
-from tests.support.hosts_mesh import WORKER, Host, Struck, incarnation_of, model_mesh, on_hosts, runs
+from tests.support.hosts_mesh import WORKER, Host, HostSpec, Struck, incarnation_of, model_mesh, on_hosts, runs
 from tests.support.mesh_requests import assert_right, prompt_of, received_bytes, tokens_of, until_stored
 from tests.support.network import network, why_no_network
 from tests.support.process_mesh import SLOW_STORE, VOCABULARY, ProcessMesh, oracle_settings, process_mesh
@@ -50,6 +54,7 @@ STRIKES: dict[str, tuple[int, Callable[[Host], None]]] = {
     "a rank of the first host is killed": (0, lambda host: host.ranks[1].kill()),
     "a rank of the first host is stopped": (0, lambda host: host.ranks[0].suspend()),
     "the first host's service is killed": (0, lambda host: host.service.kill()),
+    "the first host's service is stopped": (0, lambda host: host.service.suspend()),
 }
 
 
@@ -65,6 +70,7 @@ async def test_whatever_dies_requests_get_their_tokens_and_others_keep_weights()
             await eventually(lambda: runs(mesh), 60)
             struck = await Struck.of(mesh)
             strike(struck.hosts[lost])
+            await struck.noticed(mesh)
             await struck.hosts[lost].ends()
             seconds = await struck.serves_again(mesh)
             await asyncio.gather(*asked)
@@ -80,7 +86,7 @@ async def test_a_model_goes_on_with_the_weights_of_other_hosts(hosts: int, first
     checkpoint, lost = tiny_checkpoint(tmp_path), 0 if first else hosts - 1
     async with model_mesh(checkpoint, partial(on_hosts, hosts=hosts), OF_MODEL) as mesh:
         struck = await Struck.of(mesh, hosts)
-        seconds = await struck.outlive_killed(mesh, lost)
+        seconds = await struck.outlive(mesh, lost, lambda host: host.service.kill())
     sys.stdout.write(f"\n{hosts} hosts, host {lost} killed: the worker serves again after {seconds:.1f} s\n")
 
 
@@ -169,6 +175,33 @@ async def test_hosts_that_were_cut_apart_both_keep_their_weights() -> None:
             sys.stdout.write(f"\ncut apart: the worker serves again after {seconds:.1f} s\n")
             struck.assert_kept()
             await mesh.whole(120)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"seed": 1}, r"rank 1 of 2 \(host 1\) has loaded another model than .*: its weights_fingerprint is"),
+        ({"hidden_size": 192}, "host 1 of the worker has another model than host 0: its hidden_size is 192, and not"),
+    ],
+    ids=["weights", "dimensions"],
+)
+async def test_a_host_with_another_checkpoint_ends_the_start(other: dict[str, Any], words: str, tmp_path: Path) -> None:
+    of_hosts = [
+        tiny_checkpoint(tmp_path / "0" / "model").parent,
+        tiny_checkpoint(tmp_path / "1" / "model", **other).parent,
+    ]
+
+    def deployed(specs: Sequence[ServiceSpec]) -> list[ServiceSpec]:
+        return [
+            replace(spec, prefix=("env", f"--chdir={of_hosts[spec.number]}")) if isinstance(spec, HostSpec) else spec
+            for spec in on_hosts(specs)
+        ]
+
+    # The same path on each host, from where its service was started.
+    settings = (*OF_MODEL, "decode.engine.parallel.dp=2", "decode.engine.model_dir=model")
+    with pytest.raises(ProcessFailed, match=words):
+        async with process_mesh(of_hosts[0] / "model", settings=settings, deployed=deployed):
+            pass
 
 
 async def test_kv_moves_between_ranks_of_every_host() -> None:

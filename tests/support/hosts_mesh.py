@@ -113,6 +113,14 @@ class Struck:
         assert all(host.ranks for host in found)
         return cls(found, await incarnation_of(mesh) or "", time.monotonic())
 
+    async def noticed(self, mesh: ProcessMesh) -> None:
+        """Wait until the worker takes no requests in the incarnation that was struck."""
+
+        async def gone() -> bool:
+            return await incarnation_of(mesh) != self.incarnation
+
+        await eventually(gone, 60)
+
     async def serves_again(self, mesh: ProcessMesh) -> float:
         """Wait until the worker is registered as another incarnation; returns the seconds since it was struck."""
 
@@ -122,9 +130,9 @@ class Struck:
         await eventually(registered, 120)
         return time.monotonic() - self.at
 
-    async def outlive_killed(self, mesh: ProcessMesh, lost: int) -> float:
-        """Kill a host's service; see that the others keep their ranks. Returns the seconds until all serve again."""
-        self.hosts[lost].service.kill()
+    async def outlive(self, mesh: ProcessMesh, lost: int, strike: Callable[[Host], None]) -> float:
+        """Strike a host; see that the others keep their ranks. Returns the seconds until all serve again."""
+        strike(self.hosts[lost])
         seconds = await self.serves_again(mesh)
         await self.hosts[lost].ends()
         self.assert_kept(lost)
