@@ -57,7 +57,8 @@ class RedisClient:
         try:
             # redis-py would put the command, and thus a response's text, into the error that it raises.
             answers = await pipeline.execute(raise_on_error=False)
-        except (RedisError, OSError) as error:
+        # uvloop raises RuntimeError if the server ends the connection just before the commands are written.
+        except (RedisError, OSError, RuntimeError) as error:
             raise self._failure(error) from error
         self._answered = True
         for answer in answers:

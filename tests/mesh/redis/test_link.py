@@ -148,3 +148,16 @@ async def test_an_answer_without_a_value_is_an_error_in_words(answer: bytes, wor
             await link.ask((b"GET", b"secret"))
         assert "secret" not in raised.value.message
         await link.close()
+
+
+async def test_a_connection_that_ends_as_commands_leave_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(_: object, __: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    async with answering_redis() as redis:
+        link = link_to(redis)
+        # As uvloop's transport does.
+        monkeypatch.setattr(asyncio.StreamWriter, "writelines", written)
+        with pytest.raises(IndexUnavailable, match="it ended the connection before its first answer"):
+            await link.ask((b"GET", b"key"))
+        await link.close()
