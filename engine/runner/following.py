@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from engine.batch import Batch, Row
 from engine.exchange.interface import RankExchange
 from engine.moves.host_slots import HostSlots
 from engine.parallel.layout import Group
-from kernels.host_copy import to_device
+from kernels.host_copy import to_indices
 from transfer.memory import Check, Done, HostSource, KeyedPieces, KvMemory, Pending, Pool
 from transfer.segments import Tile
 
@@ -43,9 +42,12 @@ class Following:
     """One rank's end. Every rank of the group calls `next_batch` once for each launch."""
 
     def __init__(self, exchange: RankExchange, planes: Sequence[torch.Tensor]) -> None:
-        """planes: those of `DeviceState`, with the same number of blocks on all ranks of the group."""
+        """planes: those of `DeviceState`, with the same number of blocks on all ranks of the group, and a multiple of 8
+        bytes of a block in a layer.
+        """
         self._exchange = exchange
-        self._planes = planes
+        # [layers, blocks, words] each: the device moves single bytes several times as slowly.
+        self._planes = [plane.flatten(2).view(torch.uint8).view(torch.int64) for plane in planes]
         self._leads = exchange.place.leads
         self._landings: deque[tuple[LandedKv, Pending[object]]] = deque()
         self._encoder = msgspec.msgpack.Encoder(enc_hook=list)
@@ -88,11 +90,14 @@ class Following:
 
     def _copy(self, landed: LandedKv) -> None:
         layers = slice(landed.first_layer, landed.first_layer + landed.layer_count)
-        blocks = to_device(np.array(landed.blocks, np.int64), self._planes[0].device)
+        blocks = to_indices(landed.blocks, self._planes[0].device)
         for plane in self._planes:
-            pieces = self._exchange.broadcast(plane[layers, blocks], Group.TP, _FIRST)
-            if not self._leads:
-                plane[layers, blocks] = pieces
+            written = plane[layers]
+            if self._leads:
+                self._exchange.broadcast(written.index_select(1, blocks), Group.TP, _FIRST)
+            else:
+                place = written.new_empty(len(written), len(blocks), written.shape[2])
+                written.index_copy_(1, blocks, self._exchange.broadcast(place, Group.TP, _FIRST))
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
         """The first rank's data, on every rank."""
