@@ -2,12 +2,13 @@
 without.
 
     python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2] [--shape moonlight] [--objective-ms MS] [--ways W]
+    [--tries N]
 
 A mesh of one decode worker serves the shipped model, or random weights of a published shape. Each pair starts it twice,
 in alternating order, and sends it the same sessions, as `deepmesh bench --dataset sessions` does.
 
 With --objective-ms each mesh is sent sessions at one rate after another, new ones each time, until the highest rate is
-known at which GOOD_SHARE of all first tokens keep that objective.
+known at which GOOD_SHARE of all first tokens keep that objective. --tries bounds how many rates are tried.
 """
 
 import argparse
@@ -21,14 +22,16 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench.meshes.model_mesh import model_mesh
+from bench.meshes.model_mesh import ModelMesh, model_mesh
 from bench.meshes.random_model import write_random_model
+from capacity.calibration.workers import workers_of
 from capacity.shapes import SHAPES
 from loadgen.options import SESSIONS, LoadOptions
 from loadgen.run import load
-from loadgen.search import next_rate
+from loadgen.search import MOST_TRIALS, next_rate
 from loadgen.summary import Distribution, Summary
 from mesh.blocks import blocks_for
+from mesh.channel import Channels
 
 ANSWER_TOKENS, TURN_TOKENS = 16, 48
 POOL_PART = 10
@@ -39,6 +42,9 @@ GOOD_SHARE = 0.95
 FEWEST_SESSIONS = 6
 # With host memory, and without.
 WAYS = ("without", "with")
+# A machine may page-lock memory slowly.
+LOCKING_SECONDS = 120.0
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Options:
     seconds: float
     # Some of WAYS.
     ways: Sequence[str]
+    # The most rates that are tried.
+    tries: int
 
     @property
     def session_blocks(self) -> int:
@@ -85,15 +93,29 @@ async def run(options: Options, host_blocks: int, seed: int, log: Path, model_di
     if model_dir is not None:
         settings.append("decode.engine.random_weights=true")
     async with model_mesh(log, model_dir=model_dir, settings=settings) as mesh:
+        await _until_there(mesh, host_blocks)
         if options.objective_ms is None:
             yield await _trial(mesh.gateway, options, options.rate, options.sessions, seed)
             return
         tried: list[tuple[float, bool]] = []
-        while (rate := next_rate(tried, options.rate, PRECISION)) is not None:
+        while len(tried) < options.tries and (rate := next_rate(tried, options.rate, PRECISION)) is not None:
             sessions = max(round(rate * options.seconds), FEWEST_SESSIONS)
             trial = await _trial(mesh.gateway, options, rate, sessions, seed + 1000 * len(tried))
             tried.append((rate, trial.kept))
             yield trial
+
+
+async def _until_there(mesh: ModelMesh, host_blocks: int) -> None:
+    """Return once the worker has this much host memory. Raises TimeoutError."""
+    channels, one = Channels(), LoadOptions(grpc=mesh.gateway, requests=1, isl=1, osl=1, warmup=0)
+    async with asyncio.timeout(LOCKING_SECONDS):
+        while True:
+            # A worker tells of it after a step.
+            await load(one)
+            (worker,) = await workers_of(mesh.scheduler, channels)
+            if worker.load.host_tier.total_blocks >= host_blocks:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _trial(gateway: str, options: Options, rate: float, sessions: int, seed: int) -> Trial:
@@ -149,6 +171,7 @@ def main() -> None:
     parser.add_argument("--objective-ms", type=float, help="find the highest rate with the first token in so long")
     parser.add_argument("--seconds", type=float, default=10.0, help="for which sessions begin at each rate tried")
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="whether with host memory")
+    parser.add_argument("--tries", type=int, default=MOST_TRIALS, help="the most rates that are tried")
     options, console = Options(**vars(parser.parse_args())), Console(width=140)
     table = Table(
         title=f"{options.sessions} sessions of {options.turns} turns, {options.session_blocks} blocks each at the end;"
