@@ -11,6 +11,8 @@ from engine.parallel.layout import Layout
 from mesh.blocks import BLOCK_TOKENS
 
 STEP_TOKENS = 16384
+# Besides those that decode.
+SPARE_REQUESTS = 4
 
 
 def config_of(
@@ -23,8 +25,9 @@ def config_of(
         parallel=ParallelConfig() if layout is None else ParallelConfig(tp=layout.tp, dp=layout.dp, ep=layout.ep),
         # The same on a CPU as on a GPU.
         dtype="bfloat16",
-        max_requests=load.requests + 4,
-        graph_rows=(1, load.requests),
+        max_requests=load.requests + SPARE_REQUESTS,
+        # As by default, a request whose prefix is found is one row more.
+        graph_rows=(1, load.requests, load.requests + SPARE_REQUESTS),
         max_step_tokens=STEP_TOKENS,
         # Small steps with prompts are the only ones that repeat: prompts' endings, and requests that decode.
         prompt_graph_tokens=64,

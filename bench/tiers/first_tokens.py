@@ -21,6 +21,8 @@ from mesh.domain.targets import StoreTarget
 
 # A prompt's tokens after its prefix, which are new every time.
 ENDING_TOKENS = 32
+# Bytes of stores' memory that all ways together wait for in a second; those that map it lock 1.6 GB/s ahead.
+LOCKED_A_SECOND = 3e9
 RECOMPUTED, POOL, HOST = "nowhere: computed again", "GPU pool", "host memory"
 
 
@@ -50,7 +52,6 @@ class PrefixBench:
         """lengths: of prefixes, in tokens, whole blocks each. tell: called with each time as it is measured."""
         assert all(length % BLOCK_TOKENS == 0 for length in lengths)
         self._backend = backend
-        # The longest first: it pushes the others out of the memory of a store with a disk.
         self._lengths = sorted(lengths, reverse=True)
         self._rounds = rounds
         self._tell = tell
@@ -61,29 +62,35 @@ class PrefixBench:
 
     async def measure(self, kv: str, directory: Path) -> list[FirstTokens]:
         """kv: the name of its number format; directory: on the disk that is measured."""
-        blocks = [length // BLOCK_TOKENS for length in [self._lengths[0], *self._lengths]]
+        longest = self._lengths[0] // BLOCK_TOKENS
+        blocks = (self._rounds + 1) * sum(self._lengths) // BLOCK_TOKENS + longest
         memory = self._backend.kv_memory
-        async with store_ways(memory, sum(blocks), blocks[0], directory) as ways:
+        async with store_ways(memory, blocks, longest, directory) as ways:
             offered: dict[str, dict[int, list[list[int]]]] = {}
             for way in ways:
                 if way.store_id not in offered:
                     offered[way.store_id] = await self._offer(way)
+            if self._backend.state.device.type == "cuda":
+                # Workers that map a store's memory lock its pages ahead of reads.
+                await asyncio.sleep(len(ways) * blocks * self._backend.block_bytes / LOCKED_A_SECOND)
             for number in range(self._rounds + 1):
                 for length in self._lengths:
                     self._note(number, length, "", self._bare.seconds(length // BLOCK_TOKENS))
                     await asyncio.to_thread(self._without_stores, number, length)
                     for way in ways:
-                        prefixes = offered[way.store_id][length]
-                        prefix = prefixes[number % len(prefixes)]
+                        # No worker has read its memory before.
+                        prefix = offered[way.store_id][length][number]
                         way.take_events()
                         await asyncio.to_thread(self._from_store, number, way, prefix)
         return [self._result(kv, length) for length in self._lengths[::-1]]
 
     async def _offer(self, way: Way) -> dict[int, list[list[int]]]:
-        """Give a store a prefix of each length, and two of the longest; returns them."""
+        """Give a store a prefix of each length for each round, which are returned, and one that pushes the others out
+        of the memory of a store with a disk.
+        """
         prefixes: dict[int, list[list[int]]] = {length: [] for length in self._lengths}
         stored = 0
-        for length in (*self._lengths, self._lengths[0]):
+        for length in (*self._lengths * (self._rounds + 1), self._lengths[0]):
             prefix = self._tokens(length)
             prefixes[length].append(prefix)
             chain = chain_hashes(prefix)
