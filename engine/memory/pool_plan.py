@@ -166,7 +166,9 @@ def _reserve(model: Model, resolved: ResolvedEngineConfig, longest: int, block_b
         graphs += kept_bytes(model.config, config, item_bytes)
         graphs += CAPTURED_LAYER_BYTES * model.config.num_hidden_layers * _captured_steps(resolved)
         most = captured_prompts(resolved)
-        prompts = graph_bytes(lambda: capture_prompts(model, state, resolved, [most], CudaCapture()))
+        # All sizes: of R1's on four H200 the largest takes 1.80 GB alone, and all of them 2.79.
+        prompt_sizes = step_sizes(config.max_step_tokens, most)
+        prompts = graph_bytes(lambda: capture_prompts(model, state, resolved, prompt_sizes, CudaCapture()))
         return _Reserve(workspace, graphs + prompts, copies)
 
 
