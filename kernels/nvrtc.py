@@ -173,20 +173,38 @@ def encode_rows(
 
     In shared memory a box's rows are swizzled over their own length, as matrix instructions expect.
     """
+    return _encode(address, (row_bytes, rows), (row_bytes,), (box_bytes, box_rows))
+
+
+@lru_cache(maxsize=4096)
+def encode_halves(address: int, matrices: int, rows: int, row_bytes: int) -> ctypes.Array[ctypes.c_uint64]:
+    """A tensor map of matrices whose rows are two halves of `rows`, a multiple of 8: a box is 128 bytes of 128 rows.
+
+    These are, eight times, eight rows of the first half and the same ones of the second half. The dimensions are bytes,
+    rows of eight, halves, eights and matrices.
+    """
+    sizes = row_bytes, 8, 2, rows // 8, matrices
+    return _encode(
+        address, sizes, (row_bytes, rows * row_bytes, 8 * row_bytes, 2 * rows * row_bytes), (128, 8, 2, 8, 1)
+    )
+
+
+def _encode(
+    address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]
+) -> ctypes.Array[ctypes.c_uint64]:
+    """sizes, box: of each dimension, the first one in bytes; strides: of the others, in bytes."""
     swizzles = driver.CUtensorMapSwizzle
-    swizzle = {64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B, 128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B}[box_bytes]
-    words = [driver.cuuint64_t(row_bytes), driver.cuuint64_t(rows)]
     encoded = _check(
         driver.cuTensorMapEncodeTiled(
             driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-            2,
+            len(sizes),
             address,
-            words,
-            [driver.cuuint64_t(row_bytes)],
-            [driver.cuuint32_t(box_bytes), driver.cuuint32_t(box_rows)],
-            [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+            [driver.cuuint64_t(size) for size in sizes],
+            [driver.cuuint64_t(stride) for stride in strides],
+            [driver.cuuint32_t(size) for size in box],
+            [driver.cuuint32_t(1) for _ in box],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle,
+            {64: swizzles.CU_TENSOR_MAP_SWIZZLE_64B, 128: swizzles.CU_TENSOR_MAP_SWIZZLE_128B}[box[0]],
             # The length of most boxes' rows. With 256 bytes FP8 weights of 117 MB took 30.1 us instead of 29.3.
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,

@@ -9,13 +9,15 @@ from torch.nn import functional
 
 from bench.kernels.inputs import random_bfloat16
 from bench.kernels.timing import Case
-from kernels.grouped_gemm import few_rows, reference
+from kernels.grouped_gemm import few_rows, grouped_gemm, grouped_swiglu, reference
 from kernels.mla_prefill import bf16, plan_prefill, triton
 from kernels.swiglu import swiglu
 
 # By model: experts with the shared ones, of which a token chooses this many; the hidden size; an expert's width.
 EXPERTS = {"Moonlight": (66, 8, 2048, 1408), "GLM-4.7-Flash": (65, 5, 2048, 1536)}
-TOKENS = (1, 16, 64, 128, 256)
+TOKENS = (1, 16, 64, 128, 256, 512, 2048, 8192)
+# The most of them for which the kernel of few rows is timed in all tilings.
+FEW_TOKENS = 256
 # By model: heads, their own and shared channels of keys, and values.
 HEADS = {"GLM-4.7-Flash": (20, 192, 64, 256), "GigaChat3": (32, 128, 64, 192)}
 LENGTHS = ([4096], [8192], [32768], [3500] * 4)
@@ -52,8 +54,10 @@ def _experts(model: str, tokens: int, *, gated: bool) -> Iterator[Case]:
         x, weights = random_bfloat16(rows, inputs), random_bfloat16(experts, matrix, inputs)
         return lambda: product(x, weights, ends)
 
-    products: dict[str, Product] = {"deepmesh": partial(few_rows.grouped_gemm, gated=gated)}
-    products |= {name: partial(few_rows.grouped_gemm, gated=gated, tiling=each) for name, each in TILINGS.items()}
+    products: dict[str, Product] = {"deepmesh": grouped_swiglu if gated else grouped_gemm}
+    products["few rows"] = partial(few_rows.grouped_gemm, gated=gated)
+    if tokens <= FEW_TOKENS:
+        products |= {name: partial(few_rows.grouped_gemm, gated=gated, tiling=each) for name, each in TILINGS.items()}
     products["torch"] = _gated_by_torch if gated else reference.grouped_gemm
     for provider, product in products.items():
         yield Case(

@@ -23,8 +23,10 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> 
         return reference.all_groups_gemm(x, weights, ends)
     if x.is_cuda:
         # Imported here: a machine without a GPU may lack Triton.
-        from kernels.grouped_gemm import few_rows
+        from kernels.grouped_gemm import few_rows, many_rows
 
+        if many_rows.takes(x, weights):
+            return many_rows.grouped_gemm(x, weights, ends)
         if few_rows.takes(x, weights):
             return few_rows.grouped_gemm(x, weights, ends)
     return reference.grouped_gemm(x, weights, ends)
@@ -33,15 +35,17 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> 
 def grouped_swiglu(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """`swiglu` of `grouped_gemm`: the first half of a group's outputs gates the second half.
 
-    weights: [groups, 2 * width, inputs]; the others as `grouped_gemm` takes them. Returns [rows, width]; with few rows
-    on a GPU the product is rounded once, after the gate.
+    weights: [groups, 2 * width, inputs]; the others as `grouped_gemm` takes them. Returns [rows, width]; on a GPU our
+    kernels round the product once, after the gate.
     """
     assert x.shape[1] == weights.shape[2] and x.dtype == weights.dtype and x.is_contiguous()
     assert weights.shape[1] % 2 == 0 and ends.shape == weights.shape[:1] and ends.dtype == torch.int32
     if x.is_cuda:
         # Imported here: a machine without a GPU may lack Triton.
-        from kernels.grouped_gemm import few_rows
+        from kernels.grouped_gemm import few_rows, many_rows
 
+        if many_rows.takes(x, weights):
+            return many_rows.grouped_gemm(x, weights, ends, gated=True)
         if few_rows.takes(x, weights):
             return few_rows.grouped_gemm(x, weights, ends, gated=True)
     return swiglu(grouped_gemm(x, weights, ends))

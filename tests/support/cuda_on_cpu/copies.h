@@ -113,14 +113,29 @@ struct Boxes {
   u64 address, rows, row_bytes, box_rows, box_bytes;
 };
 
+// Copies `width` bytes of a row from `column` on, as far as the row has them, and zeros if there is no such row.
+inline void copy_row(u8* shared, u32 to, const Boxes& boxes, int column, u64 row, bool there, u32 width, Barrier& barrier) {
+  bool inside = there && column < (int)boxes.row_bytes;
+  const u8* from = (const u8*)boxes.address + (inside ? row * boxes.row_bytes + column : 0);
+  u32 zeros = inside ? (u32)std::max<long long>(0, (long long)column + width - (long long)boxes.row_bytes) : width;
+  start({shared, to, width, zeros, width, from, &barrier, nullptr, 0, {}});
+}
+
 inline void copy_box(u8* shared, u32 to, const Boxes& boxes, int column, int row, Barrier& barrier) {
   u32 width = boxes.box_bytes;
   if (to % (width == 128 ? 1024 : 512)) fail("a box that is not aligned to its swizzle");
-  for (u32 i = 0; i < boxes.box_rows; i++) {
-    bool inside = row + (int)i >= 0 && row + i < boxes.rows && column < (int)boxes.row_bytes;
-    const u8* from = (const u8*)boxes.address + (inside ? (row + i) * boxes.row_bytes + column : 0);
-    u32 zeros = inside ? (u32)std::max<long long>(0, (long long)column + width - (long long)boxes.row_bytes) : width;
-    start({shared, to + i * width, width, zeros, width, from, &barrier, nullptr, 0, {}});
+  for (u32 i = 0; i < boxes.box_rows; i++)
+    copy_row(shared, to + i * width, boxes, column, row + i, row + (int)i >= 0 && row + i < boxes.rows, width, barrier);
+}
+
+// Copies a box of a map of halves: eight times, eight rows of the first half of a matrix and the same ones of the second half.
+// The map's `rows` are those of a half, and its `box_rows` the number of matrices.
+inline void copy_halves(u8* shared, u32 to, const Boxes& boxes, int column, int eight, int matrix, Barrier& barrier) {
+  if (to % 1024) fail("a box that is not aligned to its swizzle");
+  for (u32 i = 0; i < 128; i++) {
+    u64 row = (eight + i / 16) * 8 + i % 8;
+    bool there = row < boxes.rows && matrix < (int)boxes.box_rows;
+    copy_row(shared, to + i * 128, boxes, column, (2 * matrix + i / 8 % 2) * boxes.rows + row, there, 128, barrier);
   }
 }
 

@@ -132,6 +132,11 @@ inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, u32 at, u32 pari
 inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, u64 map, int column, int row, u32 barrier) {
   copy_box(block_of(to).shared, offset_of(to), *(const Boxes*)map, column, row, barrier_of(barrier));
 }
+inline void cp_async_bulk_tensor_5d_shared_cluster_global_mbarrier_complete_tx_bytes(
+    u32 to, u64 map, int column, int row, int half, int eight, int matrix, u32 barrier) {
+  if (row || half) fail("a box of halves that does not begin with both");
+  copy_halves(block_of(to).shared, offset_of(to), *(const Boxes*)map, column, eight, matrix, barrier_of(barrier));
+}
 inline void createpolicy_fractional_L2_evict_first_b64(u64&, float) {}
 inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(
     u32 to, u64 map, int column, int row, u32 barrier, u64) {

@@ -87,6 +87,7 @@ class CudaOnCpu:
         return {
             "load_kernel": self.load_kernel,
             "encode_rows": encode_rows,
+            "encode_halves": encode_halves,
             "is_hopper": lambda *_: True,
             "processors": lambda *_: PROCESSORS,
             "spared": lambda *_: 0,
@@ -98,3 +99,8 @@ def encode_rows(
 ) -> ctypes.Array[ctypes.c_uint64]:
     """As `kernels.nvrtc.encode_rows`: the fields of `Boxes` in copies.h."""
     return (ctypes.c_uint64 * 16)(address, rows, row_bytes, box_rows, box_bytes)
+
+
+def encode_halves(address: int, matrices: int, rows: int, row_bytes: int) -> ctypes.Array[ctypes.c_uint64]:
+    """As `kernels.nvrtc.encode_halves`: the same fields, as `copy_halves` in copies.h reads them."""
+    return (ctypes.c_uint64 * 16)(address, rows, row_bytes, matrices, 128)

@@ -1,0 +1,49 @@
+"""Experts' linear layers in bfloat16 for many rows on Hopper: `cuda/many_rows.cu`."""
+
+from pathlib import Path
+
+import torch
+
+from kernels.hopper import is_hopper
+from kernels.nvrtc import encode_halves, encode_rows, load_kernel
+from kernels.structures import structure
+from kernels.tile_sizes import cdiv
+
+SOURCE = Path(__file__).parent / "cuda" / "many_rows.cu"
+Arguments = structure(SOURCE, "Arguments")
+# As in the source: rows of a weight's tile, bytes and rows of a copy of activations, CTAs of a cluster, threads of one.
+LINES, INPUT_BYTES, BOX_ROWS, CTAS, THREADS = 128, 128, 32, 2, 384
+MOST_GROUPS = 512
+# From this many rows an expert on, if all are chosen equally often, it is faster than the kernel of few rows.
+FEWEST_ROWS = 16
+# How many CTAs an H200 runs at once. A CTA fills a multiprocessor.
+MOST_CTAS = 132
+
+
+def takes(x: torch.Tensor, weights: torch.Tensor) -> bool:
+    """Whether there are many rows, these and outputs can be copied 16 bytes at a time, and gated outputs in eights."""
+    groups, outputs, inputs = weights.shape
+    aligned = inputs % 8 == outputs % 16 == 0 and x.data_ptr() % 16 == weights.data_ptr() % 16 == 0
+    contiguous = x.is_contiguous() and weights.is_contiguous()
+    fits = FEWEST_ROWS * groups <= len(x) and groups <= MOST_GROUPS
+    return is_hopper() and x.dtype == weights.dtype == torch.bfloat16 and fits and aligned and contiguous
+
+
+def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
+    """As `kernels.grouped_gemm.grouped_gemm`, or, if gated, `grouped_swiglu`, for what it `takes`."""
+    (rows, inputs), (groups, lines, _), device = x.shape, weights.shape, x.device
+    outputs = lines // 2 if gated else lines
+    out = x.new_empty(rows, outputs)
+    if not rows:
+        return out
+    row_bytes = inputs * x.itemsize
+    arguments = Arguments(
+        x=encode_rows(x.data_ptr(), rows, row_bytes, BOX_ROWS, INPUT_BYTES),
+        weight=encode_halves(weights.data_ptr(), groups, outputs, row_bytes)
+        if gated
+        else encode_rows(weights.data_ptr(), groups * outputs, row_bytes, LINES, INPUT_BYTES),
+        out=out.data_ptr(), ends=ends.data_ptr(), groups=groups, outputs=outputs, blocks=cdiv(row_bytes, INPUT_BYTES),
+    )  # fmt: skip
+    kernel = load_kernel(SOURCE, "gated_many_rows" if gated else "many_rows", device.index or 0)
+    kernel.launch((MOST_CTAS // CTAS * CTAS, 1, 1), THREADS, arguments, cluster=CTAS, dependent=True)
+    return out
