@@ -35,8 +35,7 @@ MAX_KNOWN_MODELS = 1024
 class Registry:
     """Owns every worker record. `clock` is monotonic, in seconds. `costs` is what measurements are compared with.
 
-    For `lease.gathering_seconds` after its creation the registry may lack live workers that have not reported to it
-    yet.
+    For `lease.gathering_seconds` after workers can report the registry may lack live ones that have not yet.
     """
 
     def __init__(self, clock: Callable[[], float], lease: LeaseConfig, costs: CostModel) -> None:
@@ -44,8 +43,8 @@ class Registry:
         # Grows whenever a worker joins, leaves, or changes its state.
         self.version = 0
         self._clock = clock
-        self._complete_at = clock() + lease.gathering_seconds
         self._config = lease
+        self.listen()
         self._costs = costs
         self._workers: dict[str, Worker] = {}
         self._roles: Counter[WorkerRole] = Counter()
@@ -57,6 +56,10 @@ class Registry:
         self._known_models: dict[str, None] = {}
         self._streams = 0
         self._change = asyncio.Event()
+
+    def listen(self) -> None:
+        """Called once workers can report, which may be long after this registry was made: imports may follow."""
+        self._complete_at = self._clock() + self._config.gathering_seconds
 
     def attach(self, identity: WorkerIdentity) -> Lease:
         """Begin a status stream. Raises LeaseConflict, or Overloaded if the registry is full."""
