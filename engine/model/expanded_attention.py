@@ -44,19 +44,16 @@ def attend(
     row: ExpandedRows,
     query: torch.Tensor,
     expand: Expand,
-    value_width: int,
+    out: torch.Tensor,
     scale: float,
     mask: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """query: [queries, heads, nope + rope], rotated; mask: as of `mla_prefill`. Returns [queries, heads, value]."""
-    queries, heads, _ = query.shape
-    values = query.new_empty(queries, heads, value_width)
-    for some in cut_heads(heads, row.plan.keys, row.expanded):
+) -> None:
+    """query: [queries, heads, nope + rope], rotated; out: [queries, heads, value]; mask: as of `mla_prefill`."""
+    for some in cut_heads(query.shape[1], row.plan.keys, row.expanded):
         keys = expand(some)
-        mla_prefill(query[:, some], *keys, row.plan, values[:, some], scale=scale, mask=mask)
+        mla_prefill(query[:, some], *keys, row.plan, out[:, some], scale=scale, mask=mask)
         # Freed before the next keys are expanded.
         del keys
-    return values
 
 
 def attend_and_quantize(

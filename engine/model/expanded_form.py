@@ -19,7 +19,7 @@ class ExpandedForm:
     """Belongs to a layer's `Attention`. It rotates the queries of its rows in place.
 
     query: [tokens, heads, nope + rope] of the batch, not rotated yet; latents: [tokens, latent + rope] of it. A row's
-    values are [its tokens, heads, value], or go to `out`, [its tokens, heads * value], quantized.
+    values go to `out`: [its tokens, heads, value], or [its tokens, heads * value] quantized.
     """
 
     def __init__(self, config: ModelConfig, index: int, expansion: Expansion, absorb_query: torch.Tensor) -> None:
@@ -35,12 +35,13 @@ class ExpandedForm:
         query: torch.Tensor,
         latents: torch.Tensor,
         context: ForwardContext,
+        out: torch.Tensor,
         mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """mask: as of `mla_prefill`."""
-        rotated, config = self._rotated(row, query, context), self.config
+    ) -> None:
+        """out: [its tokens, heads, value]; mask: as of `mla_prefill`."""
+        rotated = self._rotated(row, query, context)
         expand = self._expand(self._known(row, latents, context), context)
-        return expanded_attention.attend(row, rotated, expand, config.v_head_dim, config.softmax_scale, mask)
+        expanded_attention.attend(row, rotated, expand, out, self.config.softmax_scale, mask)
 
     def attend_and_quantize(
         self,

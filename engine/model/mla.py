@@ -1,7 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1), absorbed for decode, expanded for prompts."""
 
-from collections.abc import Iterator, Set
-from operator import itemgetter
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import torch
@@ -181,45 +180,45 @@ class Attention:
 
     def _cut(self, cut: Cut, inputs: Projected) -> Activations:
         """As `_values`, computed outside of the captured pieces whenever the step is run."""
-        query, width = inputs.query, self._heads * self.config.v_head_dim
-        tensors = [each for each in inputs if each is not None]
-        if self._output.input_form.quantized:
-            quantized = self._empty_quantized(query)
-            cut(self._fill_quantized, quantized.values, quantized.scales, *tensors)
-            return quantized
-        values = query.new_empty(len(query), width)
-        cut(self._fill, values, *tensors)
-        return values
+        tensors, out = [each for each in inputs if each is not None], self._empty_values(inputs.query)
+        if isinstance(out, torch.Tensor):
+            cut(self._fill, out, *tensors)
+        else:
+            cut(self._fill_quantized, out.values, out.scales, *tensors)
+        return out
 
     def _fill(self, out: torch.Tensor, *inputs: Any) -> None:
         """inputs: the tensors of `Projected`, and the context."""
-        values = self._values(Projected(*inputs[:-1]), inputs[-1])
-        assert isinstance(values, torch.Tensor)
-        out.copy_(values)
+        self._values(Projected(*inputs[:-1]), inputs[-1], out)
 
     def _fill_quantized(self, values: torch.Tensor, scales: torch.Tensor, *inputs: Any) -> None:
         out = Quantized(values, scales, self._output.input_form.powers)
         self._values(Projected(*inputs[:-1]), inputs[-1], out)
 
-    def _empty_quantized(self, query: torch.Tensor) -> Quantized:
+    def _empty_values(self, query: torch.Tensor) -> Activations:
         """Rows for as many tokens, in the form of the output's product."""
         width, form = self._heads * self.config.v_head_dim, self._output.input_form
-        return empty_quantized(len(query), width, device=query.device, powers=form.powers)
+        if form.quantized:
+            return empty_quantized(len(query), width, device=query.device, powers=form.powers)
+        return query.new_empty(len(query), width)
 
-    def _values(self, inputs: Projected, context: ForwardContext, out: Quantized | None = None) -> Activations:
-        """What the output's product reads: [tokens, heads * value] in that product's form. If that is quantized, the
-        result is written to `out`, if given.
-        """
-        query, latents, form = inputs.query, inputs.latents, self._expanded
+    def _values(self, inputs: Projected, context: ForwardContext, out: Activations | None = None) -> Activations:
+        """What the output's product reads: [tokens, heads * value] in that product's form, in `out` if given."""
         if context.shared_latents is not None:
             exchange_kv(context, context.shared_latents, self.index, self._everybody)
-        if not self._output.input_form.quantized:
-            in_order = [part for _, part in sorted(self._parts(inputs, context), key=itemgetter(0))]
-            return (in_order[0] if len(in_order) == 1 else torch.cat(in_order)).flatten(1)
         rows = context.only_in_latents()
         if out is None and rows is not None:
             return self._expanded_values(self._attended(rows, inputs, context))
-        out = out or self._empty_quantized(query)
+        if out is None:
+            out = self._empty_values(inputs.query)
+        if isinstance(out, torch.Tensor):
+            self._write_values(inputs, context, out.view(*inputs.query.shape[:2], -1))
+        else:
+            self._write_quantized(inputs, context, out)
+        return out
+
+    def _write_quantized(self, inputs: Projected, context: ForwardContext, out: Quantized) -> None:
+        query, latents, form = inputs.query, inputs.latents, self._expanded
         for latent in context.in_latents():
             attended = self._attended(latent, inputs, context)
             expand_values_into(attended, self._absorb_value, out.rows(latent.first, latent.stop))
@@ -236,22 +235,21 @@ class Attention:
                 form.attend_sparsely_and_quantize(sparse, query, context, rows_out)
         if context.padding:
             out.rows(len(query) - context.padding, len(query)).clear()
-        return out
 
-    def _parts(self, inputs: Projected, context: ForwardContext) -> Iterator[tuple[int, torch.Tensor]]:
-        """First tokens and values, [tokens, heads, value], of the rows in each form."""
+    def _write_values(self, inputs: Projected, context: ForwardContext, out: torch.Tensor) -> None:
+        """out: [tokens, heads, value]. Prompts attend into it: they are most of a step, and a copy of them costs 2%."""
         query, latents, form = inputs.query, inputs.latents, self._expanded
         for rows in context.in_latents():
-            yield rows.first, expand_values(self._attended(rows, inputs, context), self._absorb_value)
+            out[rows.first : rows.stop] = expand_values(self._attended(rows, inputs, context), self._absorb_value)
         for row in context.expanded:
-            yield row.first, form.attend(row, query, latents, context)
-        for hiding in context.masked:
-            yield hiding.first, form.attend(hiding.row, query, latents, context, self._mask(hiding, inputs, context))
-        for part in context.sparse:
-            yield part.first, form.attend_sparsely(part, query, context)
+            form.attend(row, query, latents, context, row.of(out))
+        for masked in context.masked:
+            mask, row = self._mask(masked, inputs, context), masked.row
+            form.attend(row, query, latents, context, row.of(out), mask)
+        for sparse in context.sparse:
+            out[sparse.first : sparse.stop] = form.attend_sparsely(sparse, query, context)
         if context.padding:
-            shape = context.padding, query.shape[1], self.config.v_head_dim
-            yield len(query) - context.padding, query.new_zeros(shape)
+            out[len(query) - context.padding :] = 0
 
     def _compressed(self, projected: torch.Tensor, context: ForwardContext) -> Activations:
         """Writes the latents, normalized. Returns compressed queries, normalized, in the form in which all that read
