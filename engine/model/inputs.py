@@ -17,6 +17,7 @@ from engine.model.indexed_rows import IndexedRows, cut_queries, indexed_rows
 from engine.model.masked_rows import MaskedRows, masked_is_cheaper
 from engine.model.sparse_attention import MOST_SAMPLES, SparseMeter, SparseRow
 from kernels.host_copy import to_device
+from kernels.kv_copy import COMPRESSED
 from kernels.mla_decode import DecodePlan, plan_decode
 from kernels.mla_prefill import plan_prefill
 from mesh.blocks import BLOCK_TOKENS, blocks_for
@@ -202,17 +203,16 @@ def _attention_of_prompts(
     expanded: list[ExpandedRows] = []
     masked: list[MaskedRows] = []
     sparse: list[SparseRow] = []
-    # Neighbouring rows without a cached prefix, and neighbouring ones with one: one attention call takes them all.
-    fresh: list[tuple[int, int]] = []
-    later: list[tuple[Row, int, int]] = []
+    # Neighbouring rows: one attention call takes them all.
+    together: list[tuple[Row, int, int]] = []
+    rounded = state.kv_pool.dtype == COMPRESSED
 
     def flush() -> None:
-        if fresh:
-            expanded.append(_expand_fresh(fresh, state))
-        if later:
-            expanded.append(_expand_later(later, state, quantized=state.quantized_prompts))
-        fresh.clear()
-        later.clear()
+        if any(row.start for row, *_ in together):
+            expanded.append(_expand_later(together, state, quantized=state.quantized_prompts))
+        elif together:
+            expanded.append(_expand_fresh(together, state))
+        together.clear()
 
     for row, first, stop in _cut_where_sparse(rows, stops, state):
         if state.index_pool is not None and row.start >= state.top_k:
@@ -225,20 +225,19 @@ def _attention_of_prompts(
             else:
                 forms += parts
             continue
-        if row.sparse is None and not row.start:
-            if later or (fresh and stop - fresh[0][0] > EXPANDED_TOKENS):
-                flush()
-            fresh.append((first, stop))
-        elif absorbed_is_cheaper(config, queries=stop - first, context=row.end):
+        if absorbed_is_cheaper(config, queries=stop - first, context=row.end):
             flush()
             forms.append(AbsorbedRows(first, stop, _prompt_plan(row, row.end, stop - first, state)))
         elif row.sparse is not None and state.sparse_meter is not None:
             flush()
             sparse.append(_attend_sparsely(config, row, row.sparse.recall, first, stop, state, state.sparse_meter))
         else:
-            if fresh or sum(each.end for each, *_ in later) + row.end > EXPANDED_TOKENS:
+            # Rows without a prefix attend to what they have just computed, but next to others to what the pool keeps of
+            # it, which may be rounded.
+            apart = rounded and together and bool(together[0][0].start) != bool(row.start)
+            if apart or sum(each.end for each, *_ in together) + row.end > EXPANDED_TOKENS:
                 flush()
-            later.append((row, first, stop))
+            together.append((row, first, stop))
     flush()
     return forms, expanded, masked, sparse
 
@@ -303,14 +302,15 @@ def _prompt_plan(row: Row, context: int, queries: int, state: DeviceState) -> De
     return plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, queries)
 
 
-def _expand_fresh(spans: Sequence[tuple[int, int]], state: DeviceState) -> ExpandedRows:
-    lengths = [stop - first for first, stop in spans]
+def _expand_fresh(spans: Sequence[tuple[Row, int, int]], state: DeviceState) -> ExpandedRows:
+    """spans: neighbouring rows, with the first and last token of each in the batch. All begin their prompts."""
+    lengths = [stop - first for _, first, stop in spans]
     plan = plan_prefill(lengths, lengths, state.device, quantized=state.quantized_prompts)
-    return ExpandedRows(first=spans[0][0], stop=spans[-1][1], plan=plan, known=None, expanded=EXPANDED_TOKENS)
+    return ExpandedRows(spans[0][1], spans[-1][2], plan, known=None, expanded=EXPANDED_TOKENS)
 
 
 def _expand_later(spans: Sequence[tuple[Row, int, int]], state: DeviceState, *, quantized: bool) -> ExpandedRows:
-    """spans: rows after tokens of their prompts, neighbours, with the first and last token of each in the batch."""
+    """spans: as of `_expand_fresh`, but some go on with their prompts."""
     queries, keys = [stop - first for _, first, stop in spans], [row.end for row, *_ in spans]
     plan = plan_prefill(queries, keys, state.device, quantized=quantized)
     known = to_device(np.concatenate([slots_between(row, 0, row.end) for row, *_ in spans]), state.device)
