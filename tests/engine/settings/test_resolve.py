@@ -108,6 +108,28 @@ def test_a_light_models_large_steps_are_captured(
     assert ("99% of tokens" in reason(found, "mixed_step_ms")) == (tokens == 4096)
 
 
+@pytest.mark.parametrize(
+    ("settings", "key", "value", "why"),
+    [
+        ({}, "weights", "auto", "as published"),
+        ({}, "graph_rows", None, "steps of 1 to 256 rows are captured in 14 sizes"),
+        ({"max_requests": 32}, "graph_rows", None, "steps of 1 to 32 rows are captured in 6 sizes"),
+        ({}, "parallel.context_parallel_tokens", "auto", "ranks share a prompt"),
+        ({"parallel": {"ranks": 1}}, "parallel.context_parallel_tokens", "auto", "there is one rank"),
+        ({"parallel": {"tp": 4}}, "parallel.context_parallel_tokens", "auto", "they are a TP group"),
+        ({}, "parallel.prompt_wait_steps", 16, "ranks begin short prompts together"),
+        ({"parallel": {"ranks": 1}}, "parallel.prompt_wait_steps", 16, "no other rank"),
+        ({}, "prompt_share", None, "no limit"),
+        ({}, "host_blocks", "auto", "a tenth of the host's memory"),
+    ],
+)
+def test_other_settings_are_chosen_by_layout_and_size(
+    settings: dict[str, Any], key: str, value: object, why: str
+) -> None:
+    found = resolved(engine_of(**settings), model=model_of(num_hidden_layers=20))
+    assert value_of(found.engine, key) == value and why in reason(found, key)
+
+
 def test_one_answer_is_computed_by_all_ranks_together() -> None:
     found = resolved(engine_of(aim="latency")).engine
     assert (found.parallel.tp, found.parallel.dp, found.parallel.ep) == (4, 1, 1)
