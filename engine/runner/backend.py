@@ -30,7 +30,7 @@ from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer, balancer_of
 from engine.runner.capture import CudaCapture
 from engine.runner.cuda_sources import compile_sources
-from engine.runner.first_runs import can_run_at_once, run_first
+from engine.runner.first_runs import can_run_at_once, compiling_draws, run_first
 from engine.runner.following import Following
 from engine.runner.graph_sizes import graph_sizes
 from engine.runner.kept_times import known_times, times_file
@@ -88,11 +88,9 @@ class ModelBackend:
         self.device_name = torch.cuda.get_device_name() if self.asynchronous else "CPU"
         self._exchange = exchange or Alone()
         may_keep_all(torch.device(resolved.device), config.memory_share)
-        if model is None and self.asynchronous:
-            compile_sources(read_model_config(config.model_dir), resolved)
         if model is not None and exchange is not None:
             join_loading(resolved, model, exchange)
-        self._model = model or make_model(resolved, exchange)
+        self._model = model or self._load(resolved, exchange)
         # All ranks wait for one another here, so that no device waits for a rank that still loads.
         self._model.expert_group.meet()
         times.mark("weights")
@@ -136,6 +134,15 @@ class ModelBackend:
         self._balancer = balancer_of(self._model, exchange, config.settled_balance)
         leave_to_driver(self._model.device, config.memory_share)
         log_ready(resolved, self.device_name, loaded, self._pool, self._model.device)
+
+    def _load(self, resolved: ResolvedEngineConfig, exchange: RankExchange | None) -> Model:
+        if not self.asynchronous:
+            return make_model(resolved, exchange)
+        assert resolved.config.model_dir is not None
+        model_config = read_model_config(resolved.config.model_dir)
+        compile_sources(model_config, resolved)
+        with compiling_draws(model_config.vocab_size, resolved):
+            return make_model(resolved, exchange)
 
     def _serve_from(
         self, pool: PoolPlan, resolved: ResolvedEngineConfig, exchange: RankExchange | None, times: StartTimes

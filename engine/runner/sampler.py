@@ -11,7 +11,7 @@ from engine.batch import Row, Sample
 from engine.model.tensor_group import TensorGroup
 from engine.runner.token_counts import TokenCounts
 from kernels.host_copy import HostCopies, to_indices
-from kernels.sample import Draw, add_bias, draw, forbid, greedy, logprobs
+from kernels.sample import Draw, Penalty, add_bias, draw, forbid, greedy, logprobs, penalize
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
 
@@ -148,6 +148,16 @@ def draw_tokens(logits: torch.Tensor, rows: Sequence[Row], positions: torch.Tens
         chosen = to_indices(list(draws), logits.device)
         token_ids[chosen] = draw(logits[chosen], list(draws.values()), _some(positions, chosen))
     return token_ids
+
+
+@torch.inference_mode()
+def draw_nothing(vocabulary_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Draw in all ways from logits of this dtype, and from changed ones, so that the kernels of draws are compiled."""
+    for each in (dtype, torch.float32):
+        logits = torch.zeros(2, vocabulary_size, dtype=each, device=device)
+        for sampling in (Sampling(), Sampling(temperature=1.0, top_p=0.9, top_k=50)):
+            draw_tokens(logits, [Row([0], 0, [0], sampling)] * 2)
+    penalize(logits, torch.zeros_like(logits, dtype=torch.int32), [Penalty(0, 1.0, 0.0, 0.0)] * 2)
 
 
 class PendingSamples:

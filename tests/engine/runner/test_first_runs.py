@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, current_thread
 from typing import Any
 
 import pytest
+import torch
 
-from engine.batch import Batch, Launched, StepShape
+from engine.batch import Batch, Launched, Row, StepShape
 from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.exchange.host import HostExchange
 from engine.model.context import DeviceState
@@ -16,14 +18,17 @@ from engine.model.model import Model
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.runner import first_runs
 from engine.runner.backend import ModelBackend
-from engine.runner.first_runs import can_run_at_once, run_first
+from engine.runner.first_runs import can_run_at_once, compiling_draws, run_first
 from engine.runner.graph_sizes import graph_sizes
 from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
+from engine.runner.sampler import draw_nothing, draw_tokens
 from engine.runner.sizes import step_sizes
 from engine.runner.steps import Steps
 from engine.runner.warm_up import StepKind, warm_up
+from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.eager_graphs import pad_steps
 from tests.support.family import FAMILY
@@ -130,3 +135,29 @@ def test_a_plain_model_of_one_rank_runs_kinds_at_once(tmp_path: Path) -> None:
 def test_ranks_of_a_group_do_not_run_kinds_at_once(tmp_path: Path) -> None:
     checkpoint, parallel = tiny_checkpoint(tmp_path, dtype="bfloat16"), ParallelConfig(dp=2)
     assert on_each_rank(Layout(dp=2, ep=2), lambda peers: alone(checkpoint, peers, parallel=parallel)) == [False, False]
+
+
+def test_draws_are_compiled_while_weights_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[object, ...]] = []
+    monkeypatch.setattr(first_runs, "draw_nothing", lambda *given: drawn.append((*given, current_thread().name)))
+    config = EngineConfig(model_dir=tmp_path, device="cpu", dtype="bfloat16")
+    with compiling_draws(8, replace(resolve(config, Hardware(0, 1 << 30)), warm_up=True)):
+        pass
+    assert drawn == [(8, torch.bfloat16, torch.device("cpu"), "first draws")]
+
+
+def test_nothing_is_drawn_in_all_ways() -> None:
+    draw_nothing(50, torch.bfloat16, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+def test_later_draws_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = pytest.importorskip("triton").knobs
+    draw_nothing(1000, torch.bfloat16, torch.device("cuda"))
+    compiled: list[object] = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **found: compiled.append(found["src"]))
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = torch.randn(5, 1000, device="cuda").to(dtype)
+        rows = [Row([1], 3, [0], sampling) for sampling in (Sampling(), *[Sampling(temperature=0.5, top_k=3)] * 4)]
+        draw_tokens(logits, rows)
+    assert not compiled
