@@ -10,13 +10,11 @@ from functools import partial
 from typing import Protocol, Self
 
 from msgspec import structs
-from prometheus_client import Counter
 
 from engine.balance.report import BalanceReport
-from engine.protocol.messages import DraftCounts, Ready, StepResult, TransferNews
+from engine.protocol.messages import Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
-from mesh import metrics
 from mesh.background import background
 from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity, WorkerLoad, WorkerRole
@@ -31,6 +29,7 @@ from worker.hosts.joined import JoinedHosts
 from worker.identity import worker_identity
 from worker.ranks.group import RankGroup, RankMessage
 from worker.ranks.local_tcp import LocalTcpWarning
+from worker.ranks.rank_metrics import RankMetrics
 from worker.ranks.stores import RankStores, Stores
 from worker.status_report import StatusReport
 
@@ -77,12 +76,8 @@ class RankHost:
         self.ranks = ranks
         self.report = StatusReport(ranks.ready.total_blocks, ranks.statuses)
         self.draining = False
-        self._moved = ReportedTotal(metrics.TRANSFER_BYTES)
-        self._refused = ReportedTotal(metrics.TRANSFER_REFUSED)
-        self._local_tcp = ReportedTotal(metrics.TRANSFER_LOCAL_TCP_BYTES)
+        self._metrics = RankMetrics()
         self._local_tcp_warning = LocalTcpWarning()
-        self._host_copied = ReportedTotal(metrics.ENGINE_HOST_BLOCKS)
-        self._experts_moved = ReportedTotal(metrics.ENGINE_EXPERTS_MOVED)
         # None until a rank reports one; none does if experts do not move.
         self._balance: BalanceReport | None = None
         self.stores = [
@@ -185,14 +180,7 @@ class RankHost:
             user.on_news(message)
 
     def _observe(self, rank: int, result: StepResult) -> None:
-        metrics.ENGINE_STEPS.inc()
-        metrics.ENGINE_STORE_CACHED_TOKENS.inc(sum(output.store_cached_tokens or 0 for output in result.outputs))
-        metrics.ENGINE_HOST_CACHED_TOKENS.inc(sum(output.host_cached_tokens or 0 for output in result.outputs))
-        if result.drafts is not None:
-            _count_drafts(result.drafts)
-        for measure in result.sparse:
-            metrics.ENGINE_SPARSE_RECALL.observe(measure.recall)
-            metrics.ENGINE_SPARSE_DENSITY.observe(measure.density)
+        self._metrics.count(result)
         if result.balance is not None:
             self._note_balance(result.balance)
         ranks = self.ranks
@@ -218,9 +206,7 @@ class RankHost:
             # This rank's report is older than another's.
             return
         self._balance = balance
-        metrics.ENGINE_EXPERT_IMBALANCE.labels("mean").set(balance.mean_imbalance)
-        metrics.ENGINE_EXPERT_IMBALANCE.labels("largest").set(balance.largest_imbalance)
-        self._experts_moved.report(balance.moved)
+        self._metrics.show_balance(balance)
 
     @property
     def _load(self) -> WorkerLoad:
@@ -231,69 +217,15 @@ class RankHost:
         return structs.replace(load, expert_imbalance=balance.largest_imbalance, experts_moved=balance.moved)
 
     async def _tick(self, user: RankUser) -> None:
-        metrics.ENGINE_BLOCKS_TOTAL.set(self.ready.total_blocks)
         while True:
             user.on_tick()
             self.report.set_stalled(self.ranks.stalled)
-            self._set_gauges()
+            self._metrics.show(self.report.load, self.report.transfers, self.ready.total_blocks)
+            self._metrics.show_ranks([view.load for view in self.ranks.views])
+            self._local_tcp_warning.give(self.report.transfers.local_tcp_bytes)
             for stores in self.stores:
                 stores.offer_to_newcomers()
             await asyncio.sleep(TICK_SECONDS)
-
-    def _set_gauges(self) -> None:
-        load, transfers = self.report.load, self.report.transfers
-        metrics.ENGINE_BLOCKS_FREE.set(load.free_blocks)
-        metrics.ENGINE_KV_USAGE.set(1 - load.free_blocks / max(self.ready.total_blocks, 1))
-        metrics.ENGINE_RUNNING.set(load.running_requests)
-        metrics.ENGINE_WAITING.set(load.waiting_requests)
-        metrics.ENGINE_QUEUED_PREFILL_TOKENS.set(load.queued_prefill_tokens)
-        if load.host_tier is not None:
-            metrics.ENGINE_HOST_BLOCKS_TOTAL.set(load.host_tier.total_blocks)
-            metrics.ENGINE_HOST_BLOCKS_USED.set(load.host_tier.used_blocks)
-            self._host_copied.report(load.host_tier.written_blocks, "written")
-            self._host_copied.report(load.host_tier.read_blocks, "read")
-        for rank, view in enumerate(self.ranks.views):
-            metrics.RANK_BLOCKS_FREE.labels(rank).set(view.load.free_blocks)
-            metrics.RANK_RUNNING.labels(rank).set(view.load.running_requests)
-            metrics.RANK_WAITING.labels(rank).set(view.load.waiting_requests)
-            metrics.RANK_QUEUED_PREFILL_TOKENS.labels(rank).set(view.load.queued_prefill_tokens)
-        metrics.TRANSFER_OPEN.labels("landing").set(transfers.open_landings)
-        metrics.TRANSFER_OPEN.labels("push").set(transfers.open_pushes)
-        metrics.TRANSFER_OPEN.labels("fetch").set(transfers.open_fetches)
-        metrics.TRANSFER_SLOTS_FREE.set(transfers.free_slots)
-        metrics.TRANSFER_SLOTS_QUARANTINED.set(transfers.quarantined_slots)
-        for transport, size_bytes in transfers.received_bytes.items():
-            self._moved.report(size_bytes, "received", transport)
-        for transport, size_bytes in transfers.sent_bytes.items():
-            self._moved.report(size_bytes, "sent", transport)
-        self._local_tcp.report(sum(transfers.local_tcp_bytes.values()))
-        self._local_tcp_warning.give(transfers.local_tcp_bytes)
-        for reason, count in transfers.refused.items():
-            self._refused.report(count, reason)
-
-
-class ReportedTotal:
-    """A counter that is fed with totals: it grows by the difference."""
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._last: dict[tuple[str, ...], int] = {}
-
-    def report(self, total: int, *labels: str) -> None:
-        # A total below the last one is that of a new process, which counts from 0.
-        grown = total - self._last.get(labels, 0)
-        (self._counter.labels(*labels) if labels else self._counter).inc(grown if grown >= 0 else total)
-        self._last[labels] = total
-
-
-def _count_drafts(drafts: DraftCounts) -> None:
-    for place, (verified, accepted) in enumerate(zip(drafts.verified, drafts.accepted, strict=True), start=1):
-        if verified:
-            metrics.ENGINE_DRAFTS.labels(place, "accepted").inc(accepted)
-            metrics.ENGINE_DRAFTS.labels(place, "rejected").inc(verified - accepted)
-    for tokens, rows in enumerate(drafts.yields, start=1):
-        metrics.ENGINE_DRAFT_ROWS.labels(tokens).inc(rows)
-    metrics.ENGINE_RELAXED_TOKENS.inc(drafts.relaxed)
 
 
 async def _loaded(
