@@ -1,10 +1,12 @@
 """Publishes the KV events of one worker as vLLM's engines publish theirs, for routers that read those:
 
     python examples/python/kv_events_over_zmq.py 127.0.0.1:8010 [--publish tcp://*:5557] [--replay tcp://*:5558]
+    [--topic kv@POD@MODEL]
 
-A reader that missed batches asks for them at the second address, by the number of the first. If that one is no longer
-kept, all readers are told all blocks again. `make check-dynamo` has Dynamo's indexer read it. Needs the stubs and two
-packages: pip install ./protos msgspec pyzmq
+As with vLLM, an address with * is one to listen at; any other is that of a reader which listens itself, as llm-d's
+does. That one needs the topic too, and a blockSize of 64. A reader that missed batches asks for them at the second
+address, by the number of the first. If that one is no longer kept, all readers are told all blocks again. `make
+check-dynamo` has Dynamo's indexer read it. Needs the stubs and two packages: pip install ./protos msgspec pyzmq
 """
 
 import argparse
@@ -26,11 +28,15 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 class Publisher:
     """vLLM's two sockets: each message has a number and a batch in msgpack."""
 
-    def __init__(self, publish: str, replay: str) -> None:
+    def __init__(self, publish: str, replay: str, topic: str) -> None:
         context = zmq.Context.instance()
         self._out, self._asked = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        self._out.bind(publish)
+        if "*" in publish:
+            self._out.bind(publish)
+        else:
+            self._out.connect(publish)
         self._asked.bind(replay)
+        self._topic = topic.encode()
         self._next = 0
         self._ranks = {0}
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_BATCHES)
@@ -48,7 +54,7 @@ class Publisher:
         number, self._next = self._next, self._next + 1
         packed = msgspec.msgpack.encode([seconds, events, rank])
         self._kept.append((number, packed))
-        self._out.send_multipart((b"", number.to_bytes(8, "big"), packed))
+        self._out.send_multipart((self._topic, number.to_bytes(8, "big"), packed))
 
     def _replay_forever(self) -> None:
         while True:
@@ -79,10 +85,11 @@ def in_vllms_order(event: dict[str, Any]) -> list[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("endpoint", help="host:port of a prefill or decode worker")
-    parser.add_argument("--publish", default="tcp://*:5557", help="where batches are published")
+    parser.add_argument("--publish", default="tcp://*:5557", help="where batches are published, or who listens")
     parser.add_argument("--replay", default="tcp://*:5558", help="where missed ones are asked for")
+    parser.add_argument("--topic", default="", help="of each message")
     arguments = parser.parse_args()
-    publisher = Publisher(arguments.publish, arguments.replay)
+    publisher = Publisher(arguments.publish, arguments.replay, arguments.topic)
     while True:
         index = Index()
         for batch in batches(arguments.endpoint, index):

@@ -82,9 +82,10 @@ async def followed(mesh: ProcessMesh) -> AsyncIterator[Indexer]:
         indexer = Indexer(port)
         await eventually(indexer.answers)
         for number, worker in enumerate(await mesh.workers()):
-            published, replayed = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-            start(EXAMPLE, worker.identity.endpoint, "--publish", published, "--replay", replayed)
-            await indexer.register(number, published, replayed)
+            published, replayed = free_port(), free_port()
+            addresses = "--publish", f"tcp://*:{published}", "--replay", f"tcp://*:{replayed}"
+            start(EXAMPLE, worker.identity.endpoint, *addresses)
+            await indexer.register(number, *(f"tcp://127.0.0.1:{port}" for port in (published, replayed)))
         yield indexer
 
 
