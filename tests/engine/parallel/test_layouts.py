@@ -98,6 +98,17 @@ def test_greedy_tokens_of_two_hosts_are_those_of_transformers(
         assert_greedy(reference, prompt, transcript.token_ids[key])
 
 
+@pytest.mark.check("layouts")
+@pytest.mark.parametrize(("experts", "ranks"), [(8, 10), (32, 40)])
+def test_more_ranks_than_experts_hold_one_each(experts: int, ranks: int, tmp_path: Path) -> None:
+    """In the proportion of 256 experts with 64 copies on 320 ranks."""
+    checkpoint = tiny_checkpoint(tmp_path, n_routed_experts=experts, num_hidden_layers=2, num_nextn_predict_layers=0)
+    transcript = run_layout(config_of(checkpoint, ParallelConfig(dp=ranks), total_blocks=8), submits_of(PROMPTS, 8))
+    reference = load_oracle(checkpoint)
+    for key, prompt in enumerate(PROMPTS):
+        assert_greedy(reference, prompt, transcript.token_ids[key])
+
+
 def seeded_submits(ranks: int) -> list[Submit]:
     """Three requests for each DP rank. Each begins in one block and grows into a second."""
     prompts = [random_prompt(56 + key % 6, seed=key) for key in range(3 * ranks)]
