@@ -1,9 +1,7 @@
 """Turns an ask into a validated request in token ids."""
 
-import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +34,7 @@ from gateway.requests import (
     validate_stop_strings,
     validate_text,
 )
+from gateway.shortest_first import ShortestFirst
 from gateway.signs import NO_SIGNS
 from gateway.tokenizer import Tokenizer
 from gateway.tools import check_nesting, check_toolbox
@@ -62,6 +61,8 @@ LONG_PROMPT = 4096
 MESSAGE_CHARACTERS = 32
 # After a longer prompt the freed memory is given back to the system: encoding takes about 100 bytes a character.
 HUGE_PROMPT = 100_000
+# As many prompts of the largest size may wait to be encoded.
+MOST_WAITING = 64
 
 ResultT = TypeVar("ResultT")
 
@@ -73,16 +74,18 @@ class _Encoded:
 
 
 class Intake:
-    """Turns asks into validated requests. It encodes one long prompt at a time, so that memory stays bounded."""
+    """Turns asks into validated requests. It encodes one long prompt at a time, so that memory stays bounded,
+    and of those that wait the shortest first.
+    """
 
     def __init__(self, catalog: Catalog, limits: LimitsConfig) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="intake")
+        self._thread = ShortestFirst("intake", MOST_WAITING * limits.prompt_characters)
         self._grammars = GrammarChecks()
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
         self._grammars.close()
 
     async def prepare(self, ask: Ask, cache_salt: bytes, share: Share) -> Prepared:
@@ -183,7 +186,7 @@ class Intake:
     async def _run(self, size: int, work: Callable[[], ResultT]) -> ResultT:
         if size <= LONG_PROMPT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await self._thread.run(size, work)
 
     def _size(self, prompt: Prompt) -> int:
         """Characters or token ids of the prompt. Raises InvalidRequest if they are too many to be encoded, or if its

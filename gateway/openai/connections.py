@@ -1,4 +1,6 @@
-"""Connections of HTTP clients: bounds their number, and the size and the duration of a request's headers."""
+"""Connections of HTTP clients: bounds their number, the size and the duration of a request's headers, and what the
+bodies of all requests take together while they arrive.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -10,9 +12,10 @@ from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.openai.bodies import ArrivingBodies
 from gateway.openai.half_closed import PROBE, HalfClosed, tells_states
 from gateway.openai.plain_requests import PlainRequestParser
-from gateway.openai.refusals import BUSY, MALFORMED, TOO_LARGE, Refusal, RefusalLog
+from gateway.openai.refusals import BODIES, BUSY, MALFORMED, TOO_LARGE, Refusal, RefusalLog
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 
 # How long a client of HTTP/1.0 that has closed its sending side waits for an answer to begin: it knows no 1xx, which
@@ -31,6 +34,8 @@ class ConnectionLimits:
     connections: int
     # Bounds the time from the start of a connection, or from a request's first byte, to the end of its headers.
     header_seconds: float
+    # Bounds the bytes of all bodies together that are not whole yet.
+    arriving_bytes: int
 
 
 class LimitedConfig(uvicorn.Config):
@@ -42,6 +47,7 @@ class LimitedConfig(uvicorn.Config):
         # Set whenever a connection has ended.
         self.lost = asyncio.Event()
         self.refusals = RefusalLog()
+        self.bodies = ArrivingBodies(limits.arriving_bytes)
 
 
 class _TooManyPipelined(Exception):
@@ -53,7 +59,8 @@ class LimitedConnection(HttpToolsProtocol):
     requests to change its protocol.
 
     A connection beyond the limit replaces the connection that has been idle for longest. If none is idle, the one that
-    has not sent its request's whole body for longest is answered 503, and if there is none, the new one.
+    has not sent its request's whole body for longest is answered 503, and if there is none, the new one. So is the one
+    with the largest body if those that arrive take too much memory.
     """
 
     def __init__(
@@ -71,7 +78,12 @@ class LimitedConnection(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         # Whether the headers that were read last ask for another protocol: the parser will read them again.
         self._read_again = False
-        self._limits, self._lost, self._refusals = config.limits, config.lost, config.refusals
+        self._limits, self._lost, self._refusals, self._bodies = (
+            config.limits,
+            config.lost,
+            config.refusals,
+            config.bodies,
+        )
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
         # Bytes read since the headers, a part of the body or the message was last complete. They belong to a URL,
@@ -99,6 +111,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_awaiting_headers()
+        self._bodies.forget(self)
         if self._half_closed is not None:
             self._half_closed.stop()
         super().connection_lost(exc)
@@ -170,9 +183,14 @@ class LimitedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         if not self.transport.is_closing():
             super().on_body(body)
+            self._bodies.add(self, len(body))
+
+    def give_up_body(self) -> None:
+        self._refuse(BODIES)
 
     def on_message_complete(self) -> None:
         self._head_bytes = 0
+        self._bodies.forget(self)
         if not self._read_again and not self.transport.is_closing():
             super().on_message_complete()
 

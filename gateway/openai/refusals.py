@@ -53,6 +53,13 @@ BUSY = _refusal(
     "the gateway has as many connections as it can hold: retry later",
     "retry-after: 1\r\n",
 )
+BODIES = _refusal(
+    "bodies",
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "server_error",
+    "the gateway receives as many large bodies as it can hold: retry later",
+    "retry-after: 1\r\n",
+)
 
 
 class RefusalLog:

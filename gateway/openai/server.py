@@ -18,6 +18,8 @@ from mesh.errors import ConfigError
 from mesh.ports import bound_socket
 
 BACKLOG = 2048
+# As many bodies of the largest size may arrive at once.
+ARRIVING_BODIES = 64
 
 
 class _Server(uvicorn.Server):
@@ -88,7 +90,11 @@ class HttpServer:
         self._server = _Server(
             LimitedConfig(
                 application,
-                ConnectionLimits(config.connections or http_connections(), config.header_seconds),
+                ConnectionLimits(
+                    connections=config.connections or http_connections(),
+                    header_seconds=config.header_seconds,
+                    arriving_bytes=ARRIVING_BODIES * config.body_bytes,
+                ),
                 ws="none",
                 lifespan="off",
                 access_log=False,

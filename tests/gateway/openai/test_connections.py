@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import HttpConfig
+from gateway.openai import server
 from gateway.openai.connections import MAX_HEAD_BYTES, MAX_PIPELINED
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 from tests.support.fake_decode import FakeDecodeWorker
@@ -231,6 +232,18 @@ async def test_connections_that_send_bodies_slowly_give_way_too() -> None:
             assert (await closed(connection)).startswith(b"HTTP/1.1 503 ")
         for _, writer in slow[15:]:
             writer.close()
+
+
+async def test_the_largest_body_gives_way_if_bodies_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ARRIVING_BODIES", 2)
+    async with running_mesh(http=HttpConfig(body_bytes=1024)) as mesh:
+        begun = COMPLETIONS + b"content-length: 1024\r\n\r\n"
+        small, large = await connect(mesh, begun + b" " * 100), await connect(mesh, begun + b" " * 1020)
+        whole = await connect(mesh, begun + b" " * 1000)
+        assert (await closed(large)).startswith(b"HTTP/1.1 503 ")
+        for connection, rest in ((small, 924), (whole, 24)):
+            connection[1].write(b" " * rest)
+            assert (await answered(connection)).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_a_connection_beyond_the_limit_is_told_to_return() -> None:
