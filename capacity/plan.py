@@ -25,6 +25,7 @@ from engine.model.quantization import KeptWeights, Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
 from engine.settings.card import Card
+from engine.settings.products import FIRST_FP8, check_products
 from engine.settings.resolve import resolve_settings
 from mesh.blocks import BLOCK_TOKENS
 from mesh.cost_file import CostFile
@@ -39,8 +40,8 @@ GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 # Tokens of the steps of a worker that has experts in host memory.
 STEP_TOKENS = 16384
 SLOTS = OffloadConfig().slots
-# The first compute capability with products in FP8, and the major one with ours of INT4.
-FIRST_FP8, HOPPER = (8, 9), 9
+# The major compute capability with our products of INT4.
+HOPPER = 9
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
 
     GPUs that do not divide the experts evenly each hold as many as the largest share, copies of others among them.
     Raises ConfigError for an unknown GPU, for more GPUs than experts, for a number of layers that cannot be offloaded,
-    or for quantized weights that are to be quantized when they are loaded.
+    for quantized weights that are to be quantized when they are loaded, or for FP8 on a card that lacks it.
     """
     asked = replace(asked, gpu=asked.gpu.lower())
     gpu = find_gpu(asked.gpu)
@@ -109,6 +110,7 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
         )
     kept: KeptWeights = "w4a8" if config.quantization.packed and asked.weights == "quantized" else asked.weights
     config = replace(config, quantization=config.quantization.kept(kept))
+    check_products(config.quantization, _card(asked, gpu))
     whole = weights_of(config, asked.gpus)
     weights = replace(whole, offloaded=asked.offloaded, slots=SLOTS if asked.offloaded else 0)
     if asked.offloaded and not SLOTS < asked.offloaded <= weights.expert_layers:
@@ -224,9 +226,13 @@ def _memory(config: ModelConfig, asked: Asked, gpu: Gpu, offloaded: int) -> Rank
     if offloaded:
         settings |= {"max_step_tokens": STEP_TOKENS, "offload": {"layers": offloaded}}
     engine = EngineConfig.model_validate({"model_dir": "planned", **settings})
-    card = Card(asked.gpu, int(gpu.memory_bytes), gpu.capability)
+    card = _card(asked, gpu)
     chosen = resolve_settings(engine, WorkerRole.DECODE, config, [card], drafts=False).engine
     return reckon(config, card, chosen, kept_weights(chosen, "cuda"))
+
+
+def _card(asked: Asked, gpu: Gpu) -> Card:
+    return Card(asked.gpu, int(gpu.memory_bytes), gpu.capability)
 
 
 def _offload_needed(config: ModelConfig, asked: Asked, weights: Weights, request_bytes: int, gpu: Gpu) -> int | None:

@@ -10,6 +10,7 @@ from engine.model.quantization import KeptWeights, Stored
 from engine.parallel.layout import Layout
 from engine.settings.card import Card
 from engine.settings.choice import value_of, with_value
+from engine.settings.products import check_products
 from engine.settings.resolve import resolve_settings
 from engine.settings.rules import FEWEST_REQUESTS, REQUEST_TOKENS
 from mesh.domain.workers import WorkerRole
@@ -26,6 +27,7 @@ def check_fits(model: ModelConfig, card: Card, engine: EngineConfig) -> RankMemo
     what the model itself needs.
     """
     kept = kept_weights(engine, "cuda")
+    check_products(model.quantization.kept(kept), card)
     found = reckon(model, card, engine, kept)
     if _fits(found):
         return found

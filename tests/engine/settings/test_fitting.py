@@ -149,6 +149,12 @@ def test_plain_weights_too_large_may_be_quantized_at_load() -> None:
         check_fits(model, card_of("l40s"), resolved(engine_of(1), model=model, card="l40s").engine)
 
 
+@pytest.mark.parametrize("model", [model_of("r1", "fp8"), model_of("glm-flash", "fp8")], ids=["R1", "GLM-4.7-Flash"])
+def test_fp8_is_refused_on_a_card_without_its_products(model: ModelConfig) -> None:
+    with pytest.raises(ConfigError, match=r"a100 has no products in FP8 .* 8\.0, .*: serve a checkpoint in bf16"):
+        check_fits(model, card_of("a100"), engine_of(1))
+
+
 def test_a_start_that_ended_out_of_memory_fits_now() -> None:
     """R1 with INT4 experts on four H200, as it was started when the plan did not count drafts and FP8 prompts."""
     engine = engine_of(
