@@ -45,7 +45,9 @@ class ShortestFirst:
         insort(self._line, waiting)
         if sum(size for size, _, _ in self._line) > self._most_waiting:
             *_, longest = self._line.pop()
-            longest.set_exception(Overloaded("too many long prompts wait to be encoded: retry", retry_after_ms=1000))
+            # Done if its caller was cancelled.
+            if not longest.done():
+                longest.set_exception(Overloaded("too many long prompts wait: retry", retry_after_ms=1000))
         try:
             await turn
         except asyncio.CancelledError:
@@ -59,7 +61,6 @@ class ShortestFirst:
     def _pass_on(self) -> None:
         while self._line:
             *_, turn = self._line.pop(0)
-            # Done if its caller was cancelled.
             if not turn.done():
                 turn.set_result(None)
                 return
