@@ -32,7 +32,7 @@ def make_checkpoint(
     try:
         maker.make_checkpoint(directory, preset, dtype=dtype, seed=seed, overrides=overrides)
     except OSError as error:
-        raise ConfigError(f"cannot write {directory}: {error}") from error
+        raise ConfigError(f"cannot write {directory}: {error.strerror or error}") from error
     size_bytes = sum(path.stat().st_size for path in directory.iterdir())
     typer.echo(f"wrote {directory} ({size_bytes / 1e6:,.0f} MB)")
 

@@ -68,7 +68,7 @@ def quantize(
     try:
         reports = run.quantize(options)
     except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error}") from error
+        raise ConfigError(f"cannot write {out}: {error.strerror or error}") from error
     Console().print(_table(reports))
     size_bytes = sum(report.size_bytes for report in reports)
     typer.echo(f"wrote {out} ({size_bytes / 1e6:,.0f} MB)")
