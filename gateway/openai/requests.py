@@ -94,9 +94,9 @@ class GenerationBody(ConstraintFields, kw_only=True):
             raise InvalidRequest(f"n must be at least 1, not {self.n}", field="n")
         if self.prompt_logprobs is not None and self.streams:
             raise InvalidRequest("prompt_logprobs come with whole answers: do not stream", field="prompt_logprobs")
-        if self.prompt_count * self.choices_per_prompt > MAX_CHOICES:
-            asked = f"{self.prompt_count} prompts with n={self.choices_per_prompt}"
-            raise InvalidRequest(f"{asked} are more than {MAX_CHOICES} answers: ask for fewer", field="n")
+        answers = self.prompt_count * self.choices_per_prompt
+        if answers > MAX_CHOICES:
+            raise InvalidRequest(f"{answers} answers are asked for, the limit is {MAX_CHOICES}", field="n")
         return self._asks(request_id)
 
     @abstractmethod
