@@ -115,7 +115,7 @@ async def test_token_ids_are_counted_before_they_are_looked_at() -> None:
 def test_prompts_are_counted_before_any_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CompletionBody, "_ask", lambda *_: pytest.fail("a prompt was read"))
     for prompt in ("[[1]" + ",[1]" * MAX_CHOICES + "]", '[""' + ',""' * MAX_CHOICES + "]"):
-        with pytest.raises(InvalidRequest, match=f"{MAX_CHOICES + 1} prompts"):
+        with pytest.raises(InvalidRequest, match=f"{MAX_CHOICES + 1} answers"):
             parse(CompletionBody, b'{"prompt": %s}' % prompt.encode()).body.asks("a")
 
 
