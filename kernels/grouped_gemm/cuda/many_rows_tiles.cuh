@@ -79,9 +79,11 @@ struct Tiles {
     int at = index - first_tile * across, part = at / (ROWS_TOGETHER * across), within = at % (ROWS_TOGETHER * across);
     int together = min(ROWS_TOGETHER, down - part * ROWS_TOGETHER);
     tile.group = group;
-    tile.first_row = start + (part * ROWS_TOGETHER + within % together) * MOST_ROWS;
     tile.stop = shared.ends[group];
-    tile.rows = min(MOST_ROWS, (tile.stop - tile.first_row + 63) / 64 * 64);
+    // Tiles of about as many rows: one of few rows takes as long as bringing its weight.
+    int each = ((tile.stop - start + down - 1) / down + 63) / 64 * 64;
+    tile.first_row = start + (part * ROWS_TOGETHER + within % together) * each;
+    tile.rows = min(each, (tile.stop - tile.first_row + 63) / 64 * 64);
     tile.first_output = (within / together * CTAS + blockIdx.x % CTAS) * OUTPUTS;
     index += gridDim.x / CTAS;
     return true;
