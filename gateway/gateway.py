@@ -21,6 +21,7 @@ from gateway.decode_links import DecodeLinks
 from gateway.dispatcher import Dispatcher
 from gateway.intake import Intake
 from gateway.live import LiveGeneration
+from gateway.loop_turns import LoopTurns
 from gateway.prepared import Prepared
 from gateway.processes.ledger import Ledger
 from gateway.quotas import Quotas
@@ -66,6 +67,7 @@ class Gateway:
         self.directory = WorkerDirectory(config.dispatch.worker_seconds)
         self.catalog = Catalog(texts, self.directory)
         self.intake = Intake(self.catalog, config.limits)
+        self.loop_turns = LoopTurns()
         self.links = DecodeLinks(_identity(config), config.dispatch, channels, clock)
         self.streams = Streams(config.resume, self.catalog, self.directory, channels)
         self.responses = ResponseStore(config.responses) if config.responses.redis_url is not None else None

@@ -27,7 +27,7 @@ class TokenCounter:
     async def _count(self, request: Request) -> TokenCount:
         self._gateway.tenants.authenticate(credential(request.headers))
         http = self._gateway.config.http
-        content = await read_body(request.headers, request.receive, http.body_bytes, http.body_seconds)
+        content = await read_body(self._gateway, request.headers, request.receive)
         body = parse(PromptBody, content, ignore_unknown=http.unknown_fields == "ignore").body
         body.refuse()
         return TokenCount(len(await self._gateway.intake.count(body.model, body.prompt(), body.form())))

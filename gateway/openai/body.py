@@ -7,11 +7,15 @@ from contextlib import asynccontextmanager
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
+from gateway.gateway import Gateway
 from mesh.errors import BodyTooLarge, DeadlineExceeded, UnsupportedCoding
 
 # A body over the limit is read and discarded up to this many times the limit: most clients look at the answer only
 # after they have sent everything.
 DISCARDED_TIMES = 8
+
+# Takes less than a millisecond to decode.
+SMALL_BODY_BYTES = 65536
 
 UNCOMPRESSED = frozenset(("", "identity", "chunked"))
 
@@ -20,21 +24,25 @@ class ClientGone(Exception):
     """The client closed its connection: no answer can reach it."""
 
 
-async def read_body(headers: Headers, receive: Receive, limit: int, seconds: float) -> bytes:
-    """The whole body.
+async def read_body(gateway: Gateway, headers: Headers, receive: Receive) -> bytes:
+    """The whole body, within the limits of `http` in the gateway's configuration. A large one waits for its turn.
 
-    Holds at most `limit` bytes and raises BodyTooLarge for more. Raises DeadlineExceeded if the body takes longer than
-    `seconds`, UnsupportedCoding if it is compressed, and ClientGone.
+    Raises BodyTooLarge, DeadlineExceeded if the body takes too long, UnsupportedCoding if it is compressed, and
+    ClientGone.
     """
+    limits = gateway.config.http
     for header in ("content-encoding", "transfer-encoding"):
         codings = {coding.strip().lower() for coding in headers.get(header, "").split(",")}
         if refused := codings - UNCOMPRESSED:
             raise UnsupportedCoding(f"the body is encoded in {', '.join(sorted(refused))}: send it as it is")
     try:
-        async with asyncio.timeout(seconds):
-            return await _read(receive, limit)
+        async with asyncio.timeout(limits.body_seconds):
+            content = await _read(receive, limits.body_bytes)
     except TimeoutError:
-        raise DeadlineExceeded(f"the body did not arrive within {seconds:g} seconds") from None
+        raise DeadlineExceeded(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+    if len(content) > SMALL_BODY_BYTES:
+        await gateway.loop_turns.next()
+    return content
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

@@ -60,7 +60,7 @@ class Endpoint(Generic[BodyT]):
     async def _answer(self, headers: Headers, receive: Receive, reply: "Reply") -> None:
         tenant = self._gateway.tenants.authenticate(credential(headers))
         http = self._gateway.config.http
-        content = await read_body(headers, receive, http.body_bytes, http.body_seconds)
+        content = await read_body(self._gateway, headers, receive)
         parsed = parse(self._body_type, content, ignore_unknown=http.unknown_fields == "ignore")
         parsed.body.refuse()
         parsed.body.take(parsed.content)

@@ -57,19 +57,20 @@ class TokenRoutes:
     async def detokenize(self, request: Request) -> Response:
         body = parse(DetokenizeBody, await self._content(request)).body
         model = self._gateway.catalog.resolve(body.model)
-        # Bounds the answer: the text of one token may have a hundred bytes. A prompt rarely has more tokens than
-        # characters.
-        limit = self._gateway.config.limits.prompt_characters
-        if len(body.tokens) > limit:
-            raise InvalidRequest(f"tokens holds {len(body.tokens)} ids, the limit is {limit}", field="tokens")
-        check_token_ids(body.tokens, self._gateway.catalog.limits(model).vocabulary_size, field="tokens")
+        limits = self._gateway.catalog.limits(model)
+        # Bounds the answer: the text of one token may have a hundred bytes.
+        if len(body.tokens) > limits.context_tokens:
+            message = (
+                f"tokens holds {len(body.tokens)} ids, and the model's context {limits.context_tokens}: send fewer"
+            )
+            raise InvalidRequest(message, field="tokens")
+        check_token_ids(body.tokens, limits.vocabulary_size, field="tokens")
         return _answer(Detokenized(self._tokenizer(model).spell(body.tokens)))
 
     async def _content(self, request: Request) -> bytes:
         """The body, if its client has a valid key. Raises Unauthenticated, and what `read_body` raises."""
         self._gateway.tenants.authenticate(credential(request.headers))
-        http = self._gateway.config.http
-        return await read_body(request.headers, request.receive, http.body_bytes, http.body_seconds)
+        return await read_body(self._gateway, request.headers, request.receive)
 
     def _tokenizer(self, model: str) -> Tokenizer:
         tokenizer = self._gateway.catalog.text(model).tokenizer
