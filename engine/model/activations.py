@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import torch
 
-from kernels.act_quant import Quantized, quantize
+from kernels.act_quant import Quantized, QuantizedRows, quantize, quantize_into
 from kernels.w4a8_gemm import ScaledRows
 
 
@@ -29,6 +29,8 @@ class InputForm(Enum):
 
 
 Activations = torch.Tensor | Quantized
+# Some rows of activations, which are written; [rows, width] in their form.
+WrittenRows = torch.Tensor | QuantizedRows
 # What travels to experts on other ranks.
 Sent = Activations | ScaledRows
 
@@ -39,6 +41,27 @@ def in_form(x: Activations, form: InputForm) -> Activations:
         return quantize(x, powers=form.powers) if form.quantized else x
     assert form.quantized and x.powers == form.powers
     return x
+
+
+def written_rows(x: Activations, first: int, stop: int) -> WrittenRows:
+    """Rows [first, stop) of x: [tokens, width], to be written."""
+    return x[first:stop] if isinstance(x, torch.Tensor) else x.rows(first, stop)
+
+
+def write(values: torch.Tensor, out: WrittenRows) -> None:
+    """Write values, [rows, width], in the form that the rows have."""
+    if isinstance(out, torch.Tensor):
+        out.copy_(values)
+    else:
+        quantize_into(values, out)
+
+
+def clear(out: WrittenRows) -> None:
+    """Make all of the rows zero."""
+    if isinstance(out, torch.Tensor):
+        out.zero_()
+    else:
+        out.clear()
 
 
 def quantized_form(forms: Set[InputForm]) -> InputForm | None:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.act_quant import QuantizedRows
-from kernels.mla_prefill import PrefillPlan, mla_prefill
-from kernels.mla_prefill import attend_and_quantize as attend_and_quantize_heads
+from engine.model.activations import WrittenRows
+from kernels.mla_prefill import PrefillPlan, attend_and_quantize, mla_prefill
 
 # Heads are expanded in multiples of this: fewer do not fill the device, and a weight's blocks of 128 rows stay whole.
 HEADS_TOGETHER = 8
@@ -44,32 +43,21 @@ def attend(
     row: ExpandedRows,
     query: torch.Tensor,
     expand: Expand,
-    out: torch.Tensor,
+    out: WrittenRows,
     scale: float,
     mask: torch.Tensor | None = None,
 ) -> None:
-    """query: [queries, heads, nope + rope], rotated; out: [queries, heads, value]; mask: as of `mla_prefill`."""
-    for some in cut_heads(query.shape[1], row.plan.keys, row.expanded):
-        keys = expand(some)
-        mla_prefill(query[:, some], *keys, row.plan, out[:, some], scale=scale, mask=mask)
-        # Freed before the next keys are expanded.
-        del keys
-
-
-def attend_and_quantize(
-    row: ExpandedRows,
-    query: torch.Tensor,
-    expand: Expand,
-    out: QuantizedRows,
-    scale: float,
-    mask: torch.Tensor | None = None,
-) -> None:
-    """`attend`, whose outputs are quantized for the product that reads them; out: [queries, heads * value]."""
-    heads = query.shape[1]
-    width = out.values.shape[1] // heads
+    """query: [queries, heads, nope + rope], rotated; out: [queries, heads * value]; mask: as of `mla_prefill`."""
+    queries, heads, _ = query.shape
+    width = (out if isinstance(out, torch.Tensor) else out.values).shape[1] // heads
     for some in cut_heads(heads, row.plan.keys, row.expanded):
-        keys, columns = expand(some), out.columns(some.start * width, some.stop * width)
-        attend_and_quantize_heads(query[:, some], *keys, row.plan, columns, scale=scale, mask=mask)
+        keys = expand(some)
+        if isinstance(out, torch.Tensor):
+            values = out.view(queries, heads, width)[:, some]
+            mla_prefill(query[:, some], *keys, row.plan, values, scale=scale, mask=mask)
+        else:
+            columns = out.columns(some.start * width, some.stop * width)
+            attend_and_quantize(query[:, some], *keys, row.plan, columns, scale=scale, mask=mask)
         # Freed before the next keys are expanded.
         del keys
 

@@ -3,12 +3,12 @@
 import torch
 
 from engine.model import expanded_attention, sparse_attention
+from engine.model.activations import WrittenRows, write
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
 from engine.model.expanded_attention import Expand, ExpandedKeys, ExpandedRows
 from engine.model.expansion import Expansion, Latents
 from engine.model.sparse_attention import SparseRow, measure
-from kernels.act_quant import QuantizedRows
 from kernels.kv_copy import read_latents
 from kernels.mla_projections import absorb_query
 from kernels.rope import rotate_
@@ -19,7 +19,7 @@ class ExpandedForm:
     """Belongs to a layer's `Attention`. It rotates the queries of its rows in place.
 
     query: [tokens, heads, nope + rope] of the batch, not rotated yet; latents: [tokens, latent + rope] of it. A row's
-    values go to `out`: [its tokens, heads, value], or [its tokens, heads * value] quantized.
+    values go to `out`: [its tokens, heads * value].
     """
 
     def __init__(self, config: ModelConfig, index: int, expansion: Expansion, absorb_query: torch.Tensor) -> None:
@@ -35,32 +35,29 @@ class ExpandedForm:
         query: torch.Tensor,
         latents: torch.Tensor,
         context: ForwardContext,
-        out: torch.Tensor,
+        out: WrittenRows,
         mask: torch.Tensor | None = None,
     ) -> None:
-        """out: [its tokens, heads, value]; mask: as of `mla_prefill`."""
+        """mask: as of `mla_prefill`."""
         rotated = self._rotated(row, query, context)
         expand = self._expand(self._known(row, latents, context), context)
         expanded_attention.attend(row, rotated, expand, out, self.config.softmax_scale, mask)
-
-    def attend_and_quantize(
-        self,
-        row: ExpandedRows,
-        query: torch.Tensor,
-        latents: torch.Tensor,
-        context: ForwardContext,
-        out: QuantizedRows,
-        mask: torch.Tensor | None = None,
-    ) -> None:
-        rotated = self._rotated(row, query, context)
-        expand = self._expand(self._known(row, latents, context), context)
-        expanded_attention.attend_and_quantize(row, rotated, expand, out, self.config.softmax_scale, mask)
 
     def measures(self, row: SparseRow) -> bool:
         """Whether this layer measures what the row's attention leaves out."""
         return self._index == row.measured_layer
 
-    def attend_sparsely(self, row: SparseRow, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def attend_sparsely(self, row: SparseRow, query: torch.Tensor, context: ForwardContext, out: WrittenRows) -> None:
+        if isinstance(out, torch.Tensor) or self.measures(row):
+            write(self._sparse_values(row, query, context).flatten(1), out)
+            return
+        query = query[row.first : row.stop]
+        selection = self._select(row, query, self._stored(row, context), context)
+        expand = self._expand(self._read(row.slots, context), context)
+        sparse_attention.attend_and_quantize(row, selection, query, expand, out, self.config.softmax_scale)
+
+    def _sparse_values(self, row: SparseRow, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """[queries, heads, value], with the log-sums that measuring takes."""
         query, rotations = query[row.first : row.stop], context.rotations[row.first : row.stop]
         latents, sampled = self._stored(row, context), None
         if self.measures(row):
@@ -71,15 +68,6 @@ class ExpandedForm:
         if sampled is not None:
             measure(row, selection, sampled, latents, log_sum, scale * context.kv_scale)
         return values
-
-    def attend_sparsely_and_quantize(
-        self, row: SparseRow, query: torch.Tensor, context: ForwardContext, out: QuantizedRows
-    ) -> None:
-        """For a row that is not measured: measuring takes the log-sums, which this does not return."""
-        query = query[row.first : row.stop]
-        selection = self._select(row, query, self._stored(row, context), context)
-        expand = self._expand(self._read(row.slots, context), context)
-        sparse_attention.attend_and_quantize(row, selection, query, expand, out, self.config.softmax_scale)
 
     def _rotated(self, row: ExpandedRows, query: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """The row's queries, rotated in place."""

@@ -5,7 +5,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.model.activations import Activations, InputForm, Normalized, in_form
+from engine.model.activations import (
+    Activations,
+    InputForm,
+    Normalized,
+    WrittenRows,
+    clear,
+    in_form,
+    written_rows,
+)
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, Cut, ForwardContext
@@ -18,7 +26,7 @@ from engine.model.indexer import Indexer, QueryInputs
 from engine.model.masked_rows import MaskedRows
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
-from kernels.act_quant import Quantized, empty_quantized, quantize_into
+from kernels.act_quant import Quantized, empty_quantized
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
 from kernels.mla_projections import (
@@ -144,7 +152,7 @@ class Attention:
                 inputs = inputs._replace(compressed=compressed)
             else:
                 inputs = inputs._replace(compressed=compressed.values, compressed_scales=compressed.scales)
-        values = self._values(inputs, context) if context.cut is None else self._cut(context.cut, inputs)
+        values = self._values(inputs, context) if context.cut is None else self._cut(context.cut, inputs, context)
         return self._output.forward(values, context.workspace)
 
     def _attended_at_once(self, projected: torch.Tensor, context: ForwardContext) -> Attended | None:
@@ -178,22 +186,31 @@ class Attention:
             return expand_values_quantized(attended, self._absorb_value, powers=form.powers)
         return expand_values(attended, self._absorb_value).flatten(1)
 
-    def _cut(self, cut: Cut, inputs: Projected) -> Activations:
-        """As `_values`, computed outside of the captured pieces whenever the step is run."""
-        tensors, out = [each for each in inputs if each is not None], self._empty_values(inputs.query)
-        if isinstance(out, torch.Tensor):
-            cut(self._fill, out, *tensors)
+    def _cut(self, cut: Cut, inputs: Projected, context: ForwardContext) -> Activations:
+        """As `_values`, of the context's own rows, which are captured. Those of a step that is run are added then."""
+        values = self._values(inputs, context)
+        tensors = [each for each in inputs if each is not None]
+        if isinstance(values, torch.Tensor):
+            cut(self._fill, values, *tensors)
         else:
-            cut(self._fill_quantized, out.values, out.scales, *tensors)
-        return out
+            cut(self._fill_quantized, values.values, values.scales, *tensors)
+        return values
 
-    def _fill(self, out: torch.Tensor, *inputs: Any) -> None:
+    def _fill(self, values: Activations, *inputs: Any) -> None:
         """inputs: the tensors of `Projected`, and the context."""
-        self._values(Projected(*inputs[:-1]), inputs[-1], out)
+        self._attend(Projected(*inputs[:-1]), inputs[-1], values)
 
     def _fill_quantized(self, values: torch.Tensor, scales: torch.Tensor, *inputs: Any) -> None:
-        out = Quantized(values, scales, self._output.input_form.powers)
-        self._values(Projected(*inputs[:-1]), inputs[-1], out)
+        self._fill(Quantized(values, scales, self._output.input_form.powers), *inputs)
+
+    def _values(self, inputs: Projected, context: ForwardContext) -> Activations:
+        """What the output's product reads: [tokens, heads * value] in that product's form."""
+        rows = context.only_in_latents()
+        if rows is not None and context.shared_latents is None:
+            return self._expanded_values(self._attended(rows, inputs, context))
+        out = self._empty_values(inputs.query)
+        self._attend(inputs, context, out)
+        return out
 
     def _empty_values(self, query: torch.Tensor) -> Activations:
         """Rows for as many tokens, in the form of the output's product."""
@@ -202,54 +219,31 @@ class Attention:
             return empty_quantized(len(query), width, device=query.device, powers=form.powers)
         return query.new_empty(len(query), width)
 
-    def _values(self, inputs: Projected, context: ForwardContext, out: Activations | None = None) -> Activations:
-        """What the output's product reads: [tokens, heads * value] in that product's form, in `out` if given."""
+    def _attend(self, inputs: Projected, context: ForwardContext, out: Activations) -> None:
+        """Fills the values of the context's rows, and of its padding."""
+        query, latents, form = inputs.query, inputs.latents, self._expanded
         if context.shared_latents is not None:
             exchange_kv(context, context.shared_latents, self.index, self._everybody)
-        rows = context.only_in_latents()
-        if out is None and rows is not None:
-            return self._expanded_values(self._attended(rows, inputs, context))
-        if out is None:
-            out = self._empty_values(inputs.query)
-        if isinstance(out, torch.Tensor):
-            self._write_values(inputs, context, out.view(*inputs.query.shape[:2], -1))
-        else:
-            self._write_quantized(inputs, context, out)
-        return out
-
-    def _write_quantized(self, inputs: Projected, context: ForwardContext, out: Quantized) -> None:
-        query, latents, form = inputs.query, inputs.latents, self._expanded
-        for latent in context.in_latents():
-            attended = self._attended(latent, inputs, context)
-            expand_values_into(attended, self._absorb_value, out.rows(latent.first, latent.stop))
-        for row in context.expanded:
-            form.attend_and_quantize(row, query, latents, context, out.rows(row.first, row.stop))
-        for masked in context.masked:
-            mask, row = self._mask(masked, inputs, context), masked.row
-            form.attend_and_quantize(row, query, latents, context, out.rows(row.first, row.stop), mask)
-        for sparse in context.sparse:
-            rows_out = out.rows(sparse.first, sparse.stop)
-            if form.measures(sparse):
-                quantize_into(form.attend_sparsely(sparse, query, context).flatten(1), rows_out)
-            else:
-                form.attend_sparsely_and_quantize(sparse, query, context, rows_out)
+        # First, because a captured step takes all tokens for padding, those of its rows too.
         if context.padding:
-            out.rows(len(query) - context.padding, len(query)).clear()
-
-    def _write_values(self, inputs: Projected, context: ForwardContext, out: torch.Tensor) -> None:
-        """out: [tokens, heads, value]. Prompts attend into it: they are most of a step, and a copy of them costs 2%."""
-        query, latents, form = inputs.query, inputs.latents, self._expanded
+            clear(written_rows(out, len(query) - context.padding, len(query)))
         for rows in context.in_latents():
-            out[rows.first : rows.stop] = expand_values(self._attended(rows, inputs, context), self._absorb_value)
+            attended = self._attended(rows, inputs, context)
+            self._write_expanded(attended, written_rows(out, rows.first, rows.stop))
         for row in context.expanded:
-            form.attend(row, query, latents, context, row.of(out))
+            form.attend(row, query, latents, context, written_rows(out, row.first, row.stop))
         for masked in context.masked:
             mask, row = self._mask(masked, inputs, context), masked.row
-            form.attend(row, query, latents, context, row.of(out), mask)
+            form.attend(row, query, latents, context, written_rows(out, row.first, row.stop), mask)
         for sparse in context.sparse:
-            out[sparse.first : sparse.stop] = form.attend_sparsely(sparse, query, context)
-        if context.padding:
-            out[len(query) - context.padding :] = 0
+            form.attend_sparsely(sparse, query, context, written_rows(out, sparse.first, sparse.stop))
+
+    def _write_expanded(self, attended: Attended, out: WrittenRows) -> None:
+        """As `_expanded_values`, into existing rows."""
+        if isinstance(out, torch.Tensor):
+            out.copy_(expand_values(attended, self._absorb_value).flatten(1))
+        else:
+            expand_values_into(attended, self._absorb_value, out)
 
     def _compressed(self, projected: torch.Tensor, context: ForwardContext) -> Activations:
         """Writes the latents, normalized. Returns compressed queries, normalized, in the form in which all that read

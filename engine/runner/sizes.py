@@ -16,7 +16,7 @@ from engine.model.model import Model
 from engine.runner.capture import Capture
 from engine.runner.graph_sizes import graph_depths
 from engine.runner.graphs import DecodeGraphs
-from engine.runner.prompt_graphs import PromptGraphs
+from engine.runner.prompt_graphs import MOST_DECODING, PromptGraphs
 from engine.step.two_batch import TwoBatch
 from mesh.blocks import blocks_for
 
@@ -86,7 +86,9 @@ def capture_prompts(
     """Graphs of those `sizes` that are to be captured; None if none is."""
     most = captured_prompts(resolved)
     captured = [size for size in sizes if 0 < size <= most]
-    return PromptGraphs(model, state, captured, capture) if captured else None
+    config = resolved.config
+    decoding = min(config.max_requests * (1 + config.drafts.most), MOST_DECODING)
+    return PromptGraphs(model, state, captured, capture, decoding) if captured else None
 
 
 def most_draft_positions(config: EngineConfig) -> int:

@@ -73,11 +73,13 @@ def pad_steps(backend: ModelBackend, sizes: Sequence[int]) -> None:
     backend.steps.batches = replace(backend.steps.batches, size=partial(padded_size, sizes=sizes))
 
 
-def give_prompt_graphs(backend: ModelBackend, sizes: Sequence[int]) -> EagerCapture:
-    """Have the backend capture steps of up to the largest size, all but their attention, padded to one of the sizes."""
+def give_prompt_graphs(backend: ModelBackend, sizes: Sequence[int], decoding: int = 8) -> EagerCapture:
+    """Have the backend capture steps of up to the largest size, padded to one of the sizes: all but the attention of
+    prompts, and of more than `decoding` rows that decode.
+    """
     capture = EagerCapture()
     with torch.inference_mode():
-        graphs = PromptGraphs(backend.weights, backend.state, sizes, capture)
+        graphs = PromptGraphs(backend.weights, backend.state, sizes, capture, decoding)
     capture.runs = 0
     pad_steps(backend, [*sizes, backend.weights.config.max_position_embeddings])
     backend.steps.batches = replace(backend.steps.batches, graphs=graphs)

@@ -11,8 +11,11 @@ from engine.model import inputs
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.state import make_state
+from engine.runner.capture import Capture, CudaCapture
+from engine.runner.prompt_graphs import PromptGraphs
 from engine.weights.loading import load_model
 from tests.support.checkpoints import GREEDY, random_prompt
+from tests.support.eager_graphs import EagerCapture
 from tests.support.oracle_model import relative_error
 from tools.make_checkpoint import make_checkpoint
 
@@ -28,23 +31,29 @@ WIDE = {
 }
 # Those of heads that have kernels made for them.
 PUBLISHED_HEADS = WIDE | {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-# A token that decodes; a chunk that half of the heads compute at a time; two prompts; two chunks that one call takes.
-SPANS = [(40, 41), (150, 190), (0, 30), (0, 5), (5, 55), (10, 60)]
+# A token that decodes, and one with two drafts; a chunk that half of the heads compute at a time; two prompts, and two
+# chunks that one call takes.
+SPANS = [(40, 41), (60, 63), (150, 190), (0, 30), (0, 5), (5, 55), (10, 60)]
+DRAFTS = [0, 2, 0, 0, 0, 0, 0]
 
 
 @torch.inference_mode()
-def logits_of(model: Model, groups: list[list[Row]], size: int | None) -> list[torch.Tensor]:
+def logits_of(
+    model: Model, groups: list[list[Row]], size: int | None, capture: Capture | None = None
+) -> list[torch.Tensor]:
     """The logits of each row. Prefixes are computed before; then each group is one step. size: padded tokens of a
-    step.
+    step, which is captured with `capture`.
     """
-    state = make_state(model.config, model.device, blocks=32, positions=200, rows=8, kv_dtype=torch.bfloat16)
+    state = make_state(model.config, model.device, blocks=32, positions=200, rows=8, kv_dtype=torch.bfloat16, drafts=2)
     for row in (row for group in groups for row in group):
         if row.start:
             model.forward(build_context(model.config, [prefix_of(row)], state))
+    graphs = None if capture is None or size is None else PromptGraphs(model, state, [size], capture)
     found = []
     for group in groups:
         context = dataclasses.replace(build_context(model.config, group, state, size), sampled=None)
-        every = model.forward(context)[: sum(row.tokens for row in group)]
+        hidden = graphs.hidden_states(context, None) if graphs else model.hidden_states(context)
+        every = model.logits(hidden)[: sum(row.tokens for row in group)]
         found += every.split([row.tokens for row in group])
     return found
 
@@ -69,10 +78,11 @@ def test_a_mixed_step_computes_every_row_as_alone(
     monkeypatch.setattr(inputs, "EXPANDED_TOKENS", 128)
     tokens = random_prompt(200)
     rows = [
-        Row(tokens[start:stop], start, range(4 * index, 4 * index + 4), GREEDY)
-        for index, (start, stop) in enumerate(SPANS)
+        Row(tokens[start:stop], start, range(4 * index, 4 * index + 4), GREEDY, drafts=drafts)
+        for index, ((start, stop), drafts) in enumerate(zip(SPANS, DRAFTS, strict=True))
     ]
     alone = logits_of(model, [[row] for row in rows], None)
-    together = logits_of(model, [rows], 192)
-    for found, expected in zip(together, alone, strict=True):
-        assert found.isfinite().all() and relative_error(found, expected) < error
+    capture = EagerCapture() if device == "cpu" else CudaCapture()
+    for together in (logits_of(model, [rows], 196), logits_of(model, [rows], 196, capture)):
+        for found, expected in zip(together, alone, strict=True):
+            assert found.isfinite().all() and relative_error(found, expected) < error
