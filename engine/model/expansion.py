@@ -14,7 +14,7 @@ from engine.model.parameters import NamedParameters, whole
 from kernels.act_quant import Quantized
 from kernels.block_quant import dequantize_blocks
 from kernels.fp8_gemm import BLOCK, Workspace, block_scaled, fp8_gemm
-from kernels.kv_copy import COMPRESSED, read_compressed, read_latents
+from kernels.kv_copy import read_latents, read_quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,9 @@ class Fp8Expansion:
         return Latents(in_form(latents[:, :width], self._form), latents[:, width:])
 
     def read(self, pool: torch.Tensor, slots: torch.Tensor, scale: float) -> Latents:
-        if pool.dtype == COMPRESSED:
-            # The pool's latents are e4m3 already, and are not rounded twice.
-            return Latents(*read_compressed(pool, slots, self.weight.dtype, scale, width=self.weight.shape[1]))
-        return self.computed(read_latents(pool, slots, self.weight.dtype))
+        # The numbers of an e4m3 pool are not rounded twice.
+        width, powers = self.weight.shape[1], self._form.powers
+        return Latents(*read_quantized(pool, slots, self.weight.dtype, scale, width=width, powers=powers))
 
     def forward(self, latents: Latents, workspace: Workspace, rows: slice) -> torch.Tensor:
         assert isinstance(latents.compressed, Quantized)

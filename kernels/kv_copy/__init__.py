@@ -29,24 +29,42 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     """
     assert pool.is_contiguous()
     assert pool.dtype == COMPRESSED or (pool.dtype == dtype and scale == 1.0)
-    if pool.is_cuda and pool.dtype == COMPRESSED:
+    if pool.is_cuda:
         from kernels.kv_copy import triton
 
         return triton.read_latents(pool, slots, dtype, scale)
     return reference.read_latents(pool, slots, dtype, scale)
 
 
-def read_compressed(
-    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float, *, width: int
+def read_quantized(
+    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float = 1.0, *, width: int, powers: bool = False
 ) -> tuple[Quantized, torch.Tensor]:
-    """The latents at these slots of an e4m3 pool, in order: the first `width` numbers of each as they are stored, whose
-    groups all have the pool's scale, and [tokens, rest] the others as `read_latents` returns them.
+    """The latents at these slots, in order: the first `width` numbers of each in e4m3, and [tokens, rest] the others as
+    `read_latents` returns them.
 
-    Pool and slots are those of `read_latents`; width: a multiple of 128.
+    Numbers of an e4m3 pool stay as they are stored: their groups all have the pool's scale. Others are quantized as by
+    `kernels.act_quant.quantize`, with scales that are powers of two if `powers`. Pool and slots are those of
+    `read_latents`; width: a multiple of 128.
     """
-    assert pool.is_contiguous() and pool.dtype == COMPRESSED and width % GROUP == 0 and width < pool.shape[2]
+    assert pool.is_contiguous() and width % GROUP == 0 and width < pool.shape[2]
+    assert pool.dtype == COMPRESSED or (pool.dtype == dtype and scale == 1.0)
     if pool.is_cuda:
         from kernels.kv_copy import triton
 
-        return triton.read_compressed(pool, slots, dtype, scale, width)
-    return reference.read_compressed(pool, slots, dtype, scale, width)
+        return triton.read_quantized(pool, slots, dtype, scale, width, powers)
+    return reference.read_quantized(pool, slots, dtype, scale, width, powers)
+
+
+def place_latents(latents: torch.Tensor, order: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write latent `order[i]` to `slots[i]`, for each i.
+
+    latents: [any, width] contiguous, as `pool` stores them; order, slots: [tokens] int64, the slots distinct.
+    """
+    assert latents.is_contiguous() and pool.is_contiguous() and latents.dtype == pool.dtype
+    assert latents.shape[1] == pool.shape[2] and order.shape == slots.shape
+    if pool.is_cuda:
+        from kernels.kv_copy import triton
+
+        triton.place_latents(latents, order, pool, slots)
+    else:
+        reference.place_latents(latents, order, pool, slots)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.act_quant.quantized import Quantized, empty_quantized
+from kernels.act_quant import Quantized, empty_quantized, quantize
 
 BLOCK_TOKENS = 64
 COMPRESSED = torch.float8_e4m3fn
@@ -61,12 +61,21 @@ def scatter_blocks(
     stored[first_layer : first_layer + layers, blocks.long()] = pieces
 
 
-def read_compressed(
-    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float, width: int
+def read_quantized(
+    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float, width: int, powers: bool
 ) -> tuple[Quantized, torch.Tensor]:
-    flat = pool.view(-1, pool.shape[2])
-    out = empty_quantized(len(slots), width, device=pool.device)
+    latents = read_latents(pool, slots, dtype, scale)
+    rest = latents[:, width:].contiguous()
+    if pool.dtype != COMPRESSED:
+        return quantize(latents[:, :width], powers=powers), rest
+    out = empty_quantized(len(slots), width, device=pool.device, powers=powers)
     # As bytes: few operations support one-byte floats.
-    out.values.view(torch.uint8).copy_(flat.view(torch.uint8)[slots, :width])
+    out.values.view(torch.uint8).copy_(pool.view(-1, pool.shape[2]).view(torch.uint8)[slots, :width])
     out.scales.fill_(scale)
-    return out, read_latents(pool, slots, dtype, scale)[:, width:].contiguous()
+    return out, rest
+
+
+def place_latents(latents: torch.Tensor, order: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
+    # As bytes: few operations support one-byte floats.
+    stored = pool.view(-1, pool.shape[2]).view(torch.uint8)
+    stored.index_copy_(0, slots, latents.view(torch.uint8).index_select(0, order))

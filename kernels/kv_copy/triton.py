@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 
 from kernels.act_quant.quantized import GROUP, Quantized, empty_quantized
+from kernels.act_quant.triton import quantize_groups
+from kernels.dependent_launch import launch, start_next, wait_for_earlier
 from kernels.kv_copy import xxh3
 from kernels.tile_sizes import cdiv, next_power_of_2
 
@@ -29,9 +31,11 @@ def compress(x, scale):
     return tl.minimum(tl.maximum(tl.div_rn(x, scale), -448.0), 448.0).to(tl.float8e4nv)
 
 
-# A program reads one latent. Reads 1 byte a value, writes 2.
+# A program reads one latent. Reads a value in the pool's dtype, writes it in that of `out`.
 @triton.jit
-def _read(pool, slots, out, width, scale, PADDED: tl.constexpr):
+def _read(pool, slots, out, width, scale, PADDED: tl.constexpr, DEPENDENT: tl.constexpr):
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     stored = tl.load(pool + tl.load(slots + token) * width + column, mask=column < width, other=0.0)
@@ -43,39 +47,67 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     tokens, width = slots.shape[0], pool.shape[2]
     out = torch.empty(tokens, width, dtype=dtype, device=pool.device)
     if tokens:
-        _read[(tokens,)](pool, slots, out, width, scale, next_power_of_2(width), num_warps=2)
+        launch(_read, (tokens,), pool.device, pool, slots, out, width, scale, next_power_of_2(width), num_warps=2)
     return out
 
 
-# A program reads one latent, and copies the part of it that stays as it is stored. Reads 1 byte a value, writes 1 of
-# these and 2 of the others.
+# A program reads one latent, makes e4m3 of a part of it, or keeps that where it is stored so, and converts the rest.
+# Reads a value in the pool's dtype, writes 1 byte of these and 2 of the others.
 @triton.jit(do_not_specialize=["scale_stride"])
-def _read_compressed(
-    pool, slots, values, scales, rest, width, copied, scale, scale_stride,
-    GROUP: tl.constexpr, COPIED: tl.constexpr, REST: tl.constexpr,
+def _read_quantized(
+    pool, slots, values, scales, rest, width, quantized, scale, scale_stride,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr, REST: tl.constexpr, STORED: tl.constexpr, POWERS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     stored = pool + tl.load(slots + token) * width
-    column, group, other = tl.arange(0, COPIED), tl.arange(0, COPIED // GROUP), tl.arange(0, REST)
-    tl.store(values + token * copied + column, tl.load(stored + column, mask=column < copied), mask=column < copied)
-    tl.store(scales + group * scale_stride + token, scale, mask=group * GROUP < copied)
-    inside = other < width - copied
-    found = tl.load(stored + copied + other, mask=inside, other=0.0).to(tl.float32) * scale
-    tl.store(rest + token * (width - copied) + other, found.to(rest.dtype.element_ty), mask=inside)
+    group, other = tl.arange(0, GROUPS), tl.arange(0, REST)
+    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    found = tl.load(stored + column, mask=column < quantized, other=0.0)
+    if STORED:
+        tl.store(values + token * quantized + column, found, mask=column < quantized)
+        tl.store(scales + group * scale_stride + token, scale, mask=group * GROUP < quantized)
+    else:
+        numbers, factors = quantize_groups(found.to(tl.float32), POWERS)
+        tl.store(values + token * quantized + column, numbers, mask=column < quantized)
+        tl.store(scales + group * scale_stride + token, factors, mask=group * GROUP < quantized)
+    inside = other < width - quantized
+    kept = tl.load(stored + quantized + other, mask=inside, other=0.0).to(tl.float32) * scale
+    tl.store(rest + token * (width - quantized) + other, kept.to(rest.dtype.element_ty), mask=inside)
 
 
-def read_compressed(
-    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float, width: int
+def read_quantized(
+    pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float, width: int, powers: bool
 ) -> tuple[Quantized, torch.Tensor]:
     tokens, whole = slots.shape[0], pool.shape[2]
-    out = empty_quantized(tokens, width, device=pool.device)
+    out = empty_quantized(tokens, width, device=pool.device, powers=powers)
     rest = torch.empty(tokens, whole - width, dtype=dtype, device=pool.device)
     if tokens:
-        _read_compressed[(tokens,)](
+        launch(_read_quantized, (tokens,), pool.device,
             pool, slots, out.values, out.scales, rest, whole, width, scale, out.scales.stride(1),
-            GROUP, next_power_of_2(width), next_power_of_2(whole - width), num_warps=1,
+            GROUP, next_power_of_2(width // GROUP), next_power_of_2(whole - width), pool.dtype == out.values.dtype,
+            powers, num_warps=1,
         )  # fmt: skip
     return out, rest
+
+
+# A program copies one latent. Reads and writes each value once.
+@triton.jit
+def _place(latents, order, pool, slots, width, PADDED: tl.constexpr, DEPENDENT: tl.constexpr):
+    start_next(DEPENDENT)
+    wait_for_earlier(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED)
+    found = tl.load(latents + tl.load(order + token) * width + column, mask=column < width, other=0.0)
+    tl.store(pool + tl.load(slots + token) * width + column, found, mask=column < width)
+
+
+def place_latents(latents: torch.Tensor, order: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
+    tokens, width = slots.shape[0], pool.shape[2]
+    if tokens:
+        launch(_place, (tokens,), pool.device, latents, order, pool, slots, width, next_power_of_2(width), num_warps=2)
 
 
 # A program copies 4 KiB of a job from pinned memory. This ends before a copy engine would start.

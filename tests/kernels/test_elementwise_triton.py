@@ -115,21 +115,37 @@ def test_queries_without_a_norm_pass_through() -> None:
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 77])
-def test_compressed_latents_are_read_back(tokens: int) -> None:
-    pool = random(3, BLOCK_TOKENS, LATENT).to(torch.float8_e4m3fn)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_latents_are_read_and_placed(tokens: int, compressed: bool) -> None:
+    pool = random(3, BLOCK_TOKENS, LATENT)
+    pool = pool.to(torch.float8_e4m3fn) if compressed else pool
     slots = torch.randperm(3 * BLOCK_TOKENS, device=DEVICE)[:tokens]
-    found = kv_copy.read_latents(pool, slots, torch.bfloat16, 0.3)
-    assert near(found, kv_copy_reference.read_latents(pool, slots, torch.bfloat16, 0.3))
+    scale = 0.3 if compressed else 1.0
+    found = kv_copy.read_latents(pool, slots, torch.bfloat16, scale)
+    assert near(found, kv_copy_reference.read_latents(pool, slots, torch.bfloat16, scale))
     stored = kv_copy.read_latents(pool, slots, pool.dtype, 1.0)
-    assert torch.equal(stored.view(torch.uint8), pool.view(torch.uint8).flatten(0, 1)[slots])
+    assert torch.equal(bytes_of(stored), bytes_of(pool).flatten(0, 1)[slots])
+    order, places = torch.randperm(tokens, device=DEVICE), torch.randperm(3 * BLOCK_TOKENS, device=DEVICE)[:tokens]
+    expected = pool.clone()
+    kv_copy_reference.place_latents(stored, order, expected, places)
+    kv_copy.place_latents(stored, order, pool, places)
+    assert torch.equal(bytes_of(pool), bytes_of(expected))
 
 
-@pytest.mark.parametrize("width", [128, 384])
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.uint8)
+
+
+@pytest.mark.parametrize(("width", "powers"), [(128, False), (384, True)])
 @pytest.mark.parametrize("tokens", [0, 1, 77])
-def test_compressed_latents_are_read_as_they_are_stored(tokens: int, width: int, poisoned: None) -> None:
-    pool = random(3, BLOCK_TOKENS, width + ROPE).to(torch.float8_e4m3fn)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_latents_are_read_in_groups_of_e4m3(
+    tokens: int, width: int, powers: bool, compressed: bool, poisoned: None
+) -> None:
+    pool = random(3, BLOCK_TOKENS, width + ROPE)
+    pool = pool.to(torch.float8_e4m3fn) if compressed else pool
     slots = torch.randperm(3 * BLOCK_TOKENS, device=DEVICE)[:tokens]
-    found, rest = kv_copy.read_compressed(pool, slots, torch.bfloat16, 0.3, width)
-    expected, expected_rest = kv_copy_reference.read_compressed(pool, slots, torch.bfloat16, 0.3, width)
-    assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+    given = pool, slots, torch.bfloat16, 0.3 if compressed else 1.0, width, powers
+    (found, rest), (expected, expected_rest) = kv_copy.read_quantized(*given), kv_copy_reference.read_quantized(*given)
+    assert torch.equal(bytes_of(found.values), bytes_of(expected.values))
     assert torch.equal(found.scales, expected.scales) and torch.equal(rest, expected_rest)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.act_quant import dequantize
-from kernels.kv_copy import BLOCK_TOKENS, read_compressed, read_latents, slot_runs
+from kernels.kv_copy import BLOCK_TOKENS, place_latents, read_latents, read_quantized, slot_runs
 
 block_ids = st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True)
 
@@ -38,6 +38,13 @@ def test_a_compressed_latent_is_scale_times_what_is_stored() -> None:
 def test_compressed_latents_stay_as_they_are_stored() -> None:
     pool = torch.randn(3, BLOCK_TOKENS, 140).to(torch.float8_e4m3fn)
     slots = torch.randperm(3 * BLOCK_TOKENS)[:50]
-    found, rest = read_compressed(pool, slots, torch.float32, 0.25, width=128)
+    found, rest = read_quantized(pool, slots, torch.float32, 0.25, width=128)
     expected = read_latents(pool, slots, torch.float32, 0.25)
     assert torch.equal(dequantize(found), expected[:, :128]) and torch.equal(rest, expected[:, 128:])
+
+
+def test_latents_are_placed_in_order() -> None:
+    pool, latents = torch.zeros(2, BLOCK_TOKENS, 12), torch.randn(5, 12)
+    place_latents(latents, torch.tensor([3, 0, 4]), pool, torch.tensor([70, 2, 65]))
+    placed = pool.view(-1, 12)
+    assert torch.equal(placed[[70, 2, 65]], latents[[3, 0, 4]]) and placed.count_nonzero(dim=1).count_nonzero() == 3
