@@ -11,6 +11,7 @@ import torch
 
 from engine.model.context import ForwardContext
 from engine.model.model import OnLayers
+from engine.runner.graph_launch import launcher
 
 # Captured kernels keep their stream's priority; lower numbers go first.
 HIGH_PRIORITY = -1
@@ -71,7 +72,7 @@ class CudaCapture:
                 work()
             finally:
                 graph.capture_end()
-        return graph.replay
+        return launcher(graph)
 
     def in_pieces(self, work: Callable[[Pieces], None]) -> Pieces:
         return _CudaPieces(work, self._handle, self._stream)
@@ -97,6 +98,7 @@ class _CudaPieces:
                 work(self)
             finally:
                 self._end()
+        self._launchers = [launcher(piece.graph) for piece in self._pieces]
 
     def cut(self, between: Callable[..., None], *tensors: torch.Tensor) -> None:
         self._end()
@@ -108,8 +110,8 @@ class _CudaPieces:
         self._pieces[-1].layers.append(layers)
 
     def run(self, context: ForwardContext, on_layers: OnLayers | None) -> None:
-        for piece in self._pieces:
-            piece.graph.replay()
+        for piece, launch in zip(self._pieces, self._launchers, strict=True):
+            launch()
             if on_layers is not None:
                 for layers in piece.layers:
                     on_layers(layers)

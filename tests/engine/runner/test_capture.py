@@ -50,6 +50,7 @@ class Cuda:
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr("engine.runner.capture.launcher", lambda graph: graph.replay)
 
 
 @pytest.fixture
