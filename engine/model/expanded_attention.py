@@ -51,13 +51,14 @@ def attend(
     queries, heads, _ = query.shape
     width = (out if isinstance(out, torch.Tensor) else out.values).shape[1] // heads
     for some in cut_heads(heads, row.plan.keys, row.expanded):
-        keys = expand(some)
+        # Slicing takes the host time.
+        keys, own = expand(some), query if some.stop - some.start == heads else query[:, some]
         if isinstance(out, torch.Tensor):
             values = out.view(queries, heads, width)[:, some]
-            mla_prefill(query[:, some], *keys, row.plan, values, scale=scale, mask=mask)
+            mla_prefill(own, *keys, row.plan, values, scale=scale, mask=mask)
         else:
             columns = out.columns(some.start * width, some.stop * width)
-            attend_and_quantize(query[:, some], *keys, row.plan, columns, scale=scale, mask=mask)
+            attend_and_quantize(own, *keys, row.plan, columns, scale=scale, mask=mask)
         # Freed before the next keys are expanded.
         del keys
 

@@ -111,6 +111,8 @@ class Fp8Expansion:
     def forward(self, latents: Latents, workspace: Workspace, rows: slice) -> torch.Tensor:
         assert isinstance(latents.compressed, Quantized)
         first, stop, _ = rows.indices(len(self.weight))
+        if stop - first == len(self.weight):
+            return fp8_gemm(latents.compressed, self.published, workspace)
         assert first % BLOCK == stop % BLOCK == 0
         scales = self.published.scales[first // BLOCK : stop // BLOCK]
         return fp8_gemm(latents.compressed, block_scaled(self.published.values[first:stop], scales), workspace)
