@@ -9,7 +9,9 @@ from engine.parallel.meeting import LOOK_SECONDS
 class GroupWatch:
     """A thread that aborts NCCL's communicator once the ranks cannot go on together.
 
-    Its kernels wait for a lost rank until then, and the host waits for the step that they are part of.
+    Its kernels wait for a lost rank until then, and the host waits for the step that they are part of. Waits for ranks
+    of this host are left to their own limit: a rank that ended them would send on what it has not got, to ranks that
+    may not know yet that the group is broken.
     """
 
     def __init__(self, abort: Callable[[], None], broken: Callable[[], bool]) -> None:

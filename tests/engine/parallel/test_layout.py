@@ -52,7 +52,7 @@ def test_ep_that_does_not_divide_the_ranks_is_refused() -> None:
         ({"ranks": 4, "tp": 3}, "engine.parallel.ranks=4 does not fit engine.parallel's tp=3"),
         ({"ranks": 8, "tp": 2, "dp": 2}, "engine.parallel.ranks=8 does not fit engine.parallel's tp=2 and dp=2"),
         ({"dp": 3, "hosts": 2}, "engine.parallel.hosts=2 does not divide the 3 ranks"),
-        ({"tp": 2, "hosts": 2}, "engine.parallel.tp=2 does not divide the 1 ranks of each host: the ranks of a tp group"),
+        ({"tp": 2, "hosts": 2}, "engine.parallel.tp=2 does not divide the 1 ranks of each host"),
     ],
 )
 def test_groups_that_do_not_make_up_the_ranks_are_refused(asked: dict[str, int], message: str) -> None:
