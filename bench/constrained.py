@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.config import EngineConfig, Hardware, resolve
-from engine.constraints.constraints import Constraints, load_tokenizer
+from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
@@ -67,8 +67,7 @@ class Bench:
         config = EngineConfig(model_dir=directory, device="cpu", threads=1, max_requests=requests, total_blocks=blocks)
         backend = ModelBackend(resolve(config, Hardware(cuda_devices=0, free_memory_bytes=1 << 32)))
         self._compiled = threading.Semaphore(0)
-        vocabulary = backend.vocabulary_size, backend.eos_token_ids
-        constraints = Constraints(load_tokenizer(config), *vocabulary, self._compiled.release)
+        constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._compiled.release)
         self._engine = Engine(config, backend, time.monotonic, constraints=constraints)
         self._requests, self._tokens = requests, tokens
         self._vocabulary_size = backend.vocabulary_size

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from bench.constrained import JSON
 from engine.batch import Batch, Launched, Sample, StepShape
 from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
-from engine.constraints.constraints import Constraints, load_tokenizer
+from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.protocol.messages import StepResult, Submit
 from engine.requests.thinking import CLOSE
@@ -128,8 +128,7 @@ class Answers:
 
     def __init__(self, config: EngineConfig, backend: ModelBackend, constraint: Constraint | None) -> None:
         self._compiled = threading.Semaphore(0)
-        vocabulary = backend.vocabulary_size, backend.eos_token_ids
-        constraints = Constraints(load_tokenizer(config), *vocabulary, self._compiled.release)
+        constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._compiled.release)
         self._engine = Engine(config, backend, time.monotonic, constraints=constraints)
         self._constraint = constraint
 

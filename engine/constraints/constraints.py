@@ -14,7 +14,6 @@ from llguidance import LLTokenizer
 from engine.config import EngineConfig
 from engine.constraints.answer import AnswerMasks, ConstrainedAnswer, in_words
 from engine.constraints.grammar import SharedGrammar
-from engine.model.config import read_model_config
 from engine.requests.request import Request
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, MeshError
@@ -109,18 +108,16 @@ class Constraints:
         return compiled
 
 
-def load_tokenizer(config: EngineConfig) -> LLTokenizer | None:
-    """The vocabulary of the configured model for `Constraints`; None if it has none that the grammar library knows.
-
-    Raises CheckpointError, ConfigError.
-    """
+def load_constraints(
+    config: EngineConfig, vocabulary_size: int, eos_token_ids: frozenset[int], wake: Callable[[], None]
+) -> Constraints:
+    """Constraints of the configured model. Without a tokenizer they refuse grammars."""
+    tokenizer = None
     model_dir = config.model_dir
-    if config.backend != "model" or model_dir is None or tokenizer_path(model_dir) is None:
-        return None
-    model = read_model_config(model_dir)
-    try:
-        with span("engine.load_tokenizer"):
-            return load_grammar_tokenizer(read_tokenizer(model_dir), model.vocab_size, model.eos_token_ids)
-    except ValueError as error:
-        _log.warning("grammars do not know this tokenizer", extra={"fields": {"error": str(error)}})
-        return None
+    if config.backend == "model" and model_dir is not None and tokenizer_path(model_dir) is not None:
+        try:
+            with span("engine.load_tokenizer"):
+                tokenizer = load_grammar_tokenizer(read_tokenizer(model_dir), vocabulary_size, eos_token_ids)
+        except ValueError as error:
+            _log.warning("grammars do not know this tokenizer", extra={"fields": {"error": str(error)}})
+    return Constraints(tokenizer, vocabulary_size, eos_token_ids, wake)

@@ -44,18 +44,14 @@ class Backends:
         self._loaded: tuple[str | None, str] = (None, "")
         self._warm: set[StepKind] = set()
 
-    def make(
-        self, config: EngineConfig, times: StartTimes | None = None, imported: Callable[[], None] = lambda: None
-    ) -> Backend:
+    def make(self, config: EngineConfig, times: StartTimes | None = None) -> Backend:
         """The backend that `config` asks for, ready to execute; the one before must be gone, its memory is needed.
-        `times` is told what each phase of that took. imported: called once all modules are there, before weights are
-        loaded.
+        `times` is told what each phase of that took.
 
         Raises CheckpointError, ConfigError, EngineFailed, RankLost.
         """
         times = times or StartTimes()
         if config.backend == "oracle":
-            imported()
             return OracleBackend(config)
         # Imported only here: without torch an oracle rank starts fast and small.
         import torch
@@ -66,7 +62,6 @@ class Backends:
         from kernels.cache_files import cache_folder
 
         times.mark("imports")
-        imported()
         # This asks NVML, not the CUDA driver, which must not settle yet which GPUs this process sees.
         hardware = Hardware(torch.cuda.device_count(), psutil.virtual_memory().available)
         resolved = resolve(config, hardware)

@@ -3,14 +3,12 @@
 import gc
 import logging
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.batch import Backend
 from engine.config import EngineConfig
-from engine.constraints.constraints import Constraints, load_tokenizer
+from engine.constraints.constraints import Constraints, load_constraints
 from engine.engine import Engine
 from engine.parallel.hosts_lockstep import agreement_of
 from engine.parallel.layout import Layout, Place
@@ -32,8 +30,6 @@ from transfer.block_macs import Authorship
 from transfer.ucx_log import UcxLog
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
-
     from transfer.agent import TransferAgent
 
 _log = logging.getLogger("deepmesh.engine")
@@ -60,8 +56,6 @@ class Rank:
         self._config: EngineConfig | None = None
         self._backends: Backends | None = None
         self._constraints: Constraints | None = None
-        # Begun while weights are loaded; of the first rank of each TP group.
-        self._tokenizer: Future[LLTokenizer | None] | None = None
         self._ucx_log: UcxLog | None = None
 
     def run(self, start: Start) -> int | None:
@@ -88,7 +82,7 @@ class Rank:
                 agent, constraints = None, None
                 if leads:
                     agent = make_agent(config, authorship, backend, self._wakeup, self._number, times)
-                    constraints = self._make_constraints(backend)
+                    constraints = self._make_constraints(config, backend)
                 times.mark("grammars")
         except RankLost as error:
             if not self._leaves_group(error):
@@ -169,23 +163,12 @@ class Rank:
             gc.collect()
             times.mark("freeing")
         self._config = config
-        return self._backends.make(config, times, partial(self._load_tokenizer, config))
+        return self._backends.make(config, times)
 
-    def _load_tokenizer(self, config: EngineConfig) -> None:
-        """Begin to read the vocabulary for grammars, if this rank has requests. It takes a second of one core, which
-        loading weights leaves idle.
-        """
-        if self._tokenizer is None and (self._peers is None or self._peers.place.leads):
-            reader = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-            self._tokenizer = reader.submit(load_tokenizer, config)
-            reader.shutdown(wait=False)
-
-    def _make_constraints(self, backend: Backend) -> Constraints:
+    def _make_constraints(self, config: EngineConfig, backend: Backend) -> Constraints:
         before = self._constraints
         if before is None:
-            assert self._tokenizer is not None
-            vocabulary = backend.vocabulary_size, backend.eos_token_ids
-            made = Constraints(self._tokenizer.result(), *vocabulary, self._wakeup.set)
+            made = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._wakeup.set)
         else:
             made = before.successor()
         self._constraints = made

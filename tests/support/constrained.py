@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from engine.config import EngineConfig
-from engine.constraints.constraints import Constraints, load_tokenizer
+from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
@@ -28,8 +28,7 @@ class ConstrainedEngine:
         config = EngineConfig(model_dir=checkpoint, **settings)
         backend = backend or model_backend(checkpoint, **settings)
         self._compiled = threading.Semaphore(0)
-        vocabulary = backend.vocabulary_size, backend.eos_token_ids
-        constraints = Constraints(load_tokenizer(config), *vocabulary, self._compiled.release)
+        constraints = load_constraints(config, backend.vocabulary_size, backend.eos_token_ids, self._compiled.release)
         self._made = config, backend, constraints
         self.engine = Engine(config, backend, time.monotonic, constraints=constraints)
 

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from engine.constraints.constraints import Constraints, load_tokenizer
+from engine.constraints.constraints import load_constraints
 from engine.oracle.backend import OracleBackend
 from engine.requests.intake import Intake, longest_context
 from mesh.blocks import BLOCK_TOKENS
@@ -38,7 +38,7 @@ def test_without_constraints_a_request_that_has_one_is_refused() -> None:
 
 def test_a_request_is_kept_back_until_its_grammar_is_compiled() -> None:
     compiled = threading.Event()
-    constraints = Constraints(load_tokenizer(CONFIG), BACKEND.vocabulary_size, BACKEND.eos_token_ids, compiled.set)
+    constraints = load_constraints(CONFIG, BACKEND.vocabulary_size, BACKEND.eos_token_ids, compiled.set)
     intake = Intake(CONFIG, BACKEND, constraints)
     free, constrained = submit_of(1, prompt_of(5), 5), submit_of(2, prompt_of(5), 5, constraint=GRAMMAR)
     assert intake.begin(intake.make(free, (0, 0)), free)
