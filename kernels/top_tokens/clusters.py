@@ -18,12 +18,14 @@ USUAL_CTAS = 4
 CTAS_AT_ONCE = 2
 # More queries than these whose rows the usual CTAs do not hold have CTAs with room for LONG_HELD scores, which fill a
 # multiprocessor. With fewer queries more CTAs are faster.
-LONG_HELD, FEW_QUERIES = 51200, 8
+LONG_HELD, FEW_QUERIES = 47104, 8
+# The most scores of a CTA.
+MARKED = 65536
 
 
 def takes(scores: torch.Tensor) -> bool:
-    """Whether this kernel chooses: any number of any scores, on Hopper."""
-    return is_hopper(scores.device)
+    """Whether this kernel chooses: any number of up to 524,288 scores, on Hopper."""
+    return scores.shape[1] <= MOST_CTAS * MARKED and is_hopper(scores.device)
 
 
 def top_tokens(scores: torch.Tensor, seen: torch.Tensor, count: int) -> torch.Tensor:
@@ -44,16 +46,15 @@ def _form(queries: int, width: int, processors: int) -> tuple[str, int]:
     """The kernel, and CTAs of a query: as many as have room for most of its scores, and more if that leaves
     multiprocessors idle. The rest of the scores is read again.
 
-    Of many queries one CTA each is faster, as measured, where it reads few scores again. Of long rows those CTAs are
-    taken that find room at once for all queries, if they hold the rows.
+    Of many queries fewer CTAs are faster, as measured, though they read half of the scores again. Of long rows those
+    CTAs are taken that find room at once for all queries, if they hold the rows.
     """
-    if width > USUAL_CTAS * HELD and queries > FEW_QUERIES:
+    many = queries >= CTAS_AT_ONCE * processors
+    if not many and USUAL_CTAS * HELD < width <= USUAL_CTAS * MARKED and queries > FEW_QUERIES:
         at_once = (ctas for ctas in (4, 3, 2) if queries <= MOST_CLUSTERS[ctas] and width <= ctas * LONG_HELD)
         return "choose_long", next(at_once, USUAL_CTAS)
-    ctas = 1
-    if queries >= CTAS_AT_ONCE * processors and width <= HELD * 3 // 2:
-        return "choose", ctas
-    while ctas < MOST_CTAS and ctas * HELD * 9 // 8 < width:
+    ctas, scores = 1, 3 * HELD if many else HELD * 9 // 8
+    while ctas < MOST_CTAS and ctas * scores < width:
         ctas *= 2
     while ctas < USUAL_CTAS and 2 * ctas * queries <= processors:
         ctas *= 2

@@ -93,8 +93,8 @@ def test_two_thousand_are_chosen_of_long_contexts(kind: str, width: int, module:
     ("queries", "width", "name", "ctas"),
     [
         (8, 33_024, "choose", 4), (64, 33_024, "choose", 2), (8, 131_328, "choose", 8), (300, 24_000, "choose", 1),
-        (300, 33_024, "choose", 2), (24, 131_328, "choose_long", 4), (32, 131_328, "choose_long", 3),
-        (64, 70_000, "choose_long", 2), (300, 131_328, "choose_long", 4),
+        (300, 33_024, "choose", 1), (24, 131_328, "choose_long", 4), (32, 131_328, "choose_long", 3),
+        (64, 70_000, "choose_long", 2), (300, 131_328, "choose", 4), (9, 270_000, "choose", 8),
     ],
 )  # fmt: skip
 def test_clusters_hold_most_of_a_querys_scores(queries: int, width: int, name: str, ctas: int) -> None:

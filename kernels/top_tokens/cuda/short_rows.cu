@@ -12,8 +12,8 @@ struct Shared {
   alignas(16) int bins[PASSES][BINS];
   int warp_sums[WARPS];
   Counts warps[WARPS];
-  // The bin of the least chosen score, and how many are chosen of those in it.
-  int bin, wanted;
+  // The bin of the least chosen score, how many are in it, and how many of those are chosen.
+  int bin, inside, wanted;
 };
 
 // All threads: finds the bin of the least chosen score among those of the pass, and how many of that bin are chosen.
@@ -24,11 +24,12 @@ __device__ __forceinline__ void find_bin(Shared& shared, int pass, int wanted) {
   int4 found = *reinterpret_cast<const int4*>(&shared.bins[pass][lowest]);
   int own = (found.x + found.y) + (found.z + found.w), above = sum_before(shared.warp_sums, own);
   if (above < wanted && above + own >= wanted) {
-    int bin = lowest + 3;
-    if (above + found.w < wanted) above += found.w, bin--;
-    if (bin == lowest + 2 && above + found.z < wanted) above += found.z, bin--;
-    if (bin == lowest + 1 && above + found.y < wanted) above += found.y, bin--;
+    int bin = lowest + 3, inside = found.w;
+    if (above + found.w < wanted) above += found.w, inside = found.z, bin--;
+    if (bin == lowest + 2 && above + found.z < wanted) above += found.z, inside = found.y, bin--;
+    if (bin == lowest + 1 && above + found.y < wanted) above += found.y, inside = found.x, bin--;
     shared.bin = bin;
+    shared.inside = inside;
     shared.wanted = wanted - above;
   }
   __syncthreads();
@@ -69,14 +70,20 @@ __device__ __forceinline__ void choose_held(Shared& shared, const Arguments& giv
   __syncthreads();
   find_bin(shared, 1, shared.wanted);
   least |= (u32)shared.bin << 10;
+  int wanted = 0;
+  if (shared.wanted == shared.inside) {
+    // Most often all that agree in 22 bits are chosen: what is above the number before them.
+    least -= 1;
+  } else {
 #pragma unroll
-  for (int i = 0; i < OWN; i++) {
-    if (keys[i] && (keys[i] ^ least) >> 10 == 0) atomicAdd(&shared.bins[2][keys[i] & 1023], 1);
+    for (int i = 0; i < OWN; i++) {
+      if (keys[i] && (keys[i] ^ least) >> 10 == 0) atomicAdd(&shared.bins[2][keys[i] & 1023], 1);
+    }
+    __syncthreads();
+    find_bin(shared, 2, shared.wanted);
+    least |= shared.bin;
+    wanted = shared.wanted;
   }
-  __syncthreads();
-  find_bin(shared, 2, shared.wanted);
-  least |= shared.bin;
-  int wanted = shared.wanted;
 
   Counts own{0, 0};
 #pragma unroll
