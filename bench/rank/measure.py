@@ -26,7 +26,7 @@ TRACED_PROMPTS = 5
 CHURNED_REQUESTS = 32
 # Patterns of kernel names by what the kernels are for; the first match counts.
 GROUPS = {
-    "selection": r"^_?(write_keys|make_queries|index_scores_\d+|choose\w*|score|select|write_mask)$",
+    "selection": r"^_?(write_keys|make_queries|(index|prompt)_scores_\d+|choose\w*|score|select|write_mask)$",
     "attention": r"^selected|mla|flash|splitkv|attend|^_?decode|^_join$|^combine$|^quantize_blocks$",
     "experts": r"w4a8|nvfp4|sorted_rows|_chosen_experts|_of_groups|_masked|_contiguous"
     r"|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",

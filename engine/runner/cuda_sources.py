@@ -81,7 +81,7 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
             yield "mla_decode/few_heads"
     else:
         yield from (f"mla_selected/{kind}_selected", "index_keys/rows", "index_scores/scores")
-        yield from ("top_tokens/choice", "top_tokens/short_rows")
+        yield from ("index_scores/prompt_scores", "top_tokens/choice", "top_tokens/short_rows")
     widths = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
     if widths in SOURCES:
         yield f"mla_prefill/{SOURCES[widths].path.stem}"

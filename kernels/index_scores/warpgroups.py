@@ -1,5 +1,6 @@
-"""The indexer's scores with FP8 products on Hopper, for decode and prompts: `cuda/scores.cu`."""
+"""The indexer's scores with FP8 products on Hopper: `cuda/scores.cu` for decode, `cuda/prompt_scores.cu` else."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,11 +12,27 @@ from kernels.mla_decode import DecodePlan
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
 
-SOURCE = Path(__file__).parent / "cuda" / "scores.cu"
-Arguments = structure(SOURCE, "Arguments")
+CUDA = Path(__file__).parent / "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    source: Path
+    # The kernels', with the number of heads after it.
+    name: str
+    threads: int
+    # On a multiprocessor.
+    ctas: int
+
+
+FEW_QUERIES = Form(CUDA / "scores.cu", "index_scores", threads=288, ctas=2)
+MANY_QUERIES = Form(CUDA / "prompt_scores.cu", "prompt_scores", threads=640, ctas=1)
+Arguments = structure(CUDA / "units.cuh", "Arguments")
+# Queries of a row that are scored together. Rows of more take the form for many.
+TOGETHER = 4
 # Heads of DeepSeek-V3.2's indexers and of GLM-5's. A kernel each.
 HEADS = 64, 32
-WIDTH, THREADS, CTAS = 128, 288, 2
+WIDTH = 128
 # Rows of WIDTH bytes in a block of keys and their scales.
 BLOCK_ROWS = BLOCK_TOKENS * (WIDTH + SCALE_BYTES) // WIDTH
 
@@ -37,5 +54,6 @@ def index_scores(queries: IndexQueries, pool: torch.Tensor, plan: DecodePlan, ou
         lengths=plan.lengths.data_ptr(), out=out.data_ptr(), rows=plan.rows, table_stride=plan.block_table.stride(0),
         query_tokens=plan.query_tokens, out_width=out.shape[1],
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"index_scores_{heads}", device.index or 0)
-    kernel.launch((CTAS * processors(device), 1, 1), THREADS, arguments, dependent=True)
+    form = FEW_QUERIES if plan.query_tokens <= TOGETHER else MANY_QUERIES
+    kernel = load_kernel(form.source, f"{form.name}_{heads}", device.index or 0)
+    kernel.launch((form.ctas * processors(device), 1, 1), form.threads, arguments, dependent=True)

@@ -30,7 +30,7 @@ def test_keys_and_queries_are_rounded_as_defined(pairs: int, interleaved: bool, 
 
 @pytest.mark.parametrize(
     ("lengths", "query_tokens", "heads"),
-    [([1], 1, 32), ([4, 64, 65, 600], 1, 64), ([70, 300, 9], 3, 64), ([150], 41, 32)],
+    [([1], 1, 32), ([4, 64, 65, 600], 1, 64), ([70, 300, 9], 3, 64), ([150], 41, 32), ([1200, 9], 9, 64)],
 )
 def test_queries_score_what_they_see(lengths: list[int], query_tokens: int, heads: int, on_cpu: CudaOnCpu) -> None:
     case = index_contexts(lengths, query_tokens, heads, 128, E4M3, torch.device("cpu"))

@@ -24,13 +24,13 @@ def error_of_scores(on_cpu: CudaOnCpu) -> float:
     ("right", "wrong"),
     [
         ("wait(&shared.full[stage], unit / STAGES & 1);", ""),
-        ("wait(&shared.empty[stage], (unit / STAGES & 1) ^ 1);", ""),
+        ("wait(&shared.empty[stage], (unit / SHARED::BLOCKS & 1) ^ 1);", ""),
         ("wgmma_wait<0>();", "wgmma_wait<1>();"),
     ],
     ids=["keys are read too early", "keys are overwritten", "sums are read too early"],
 )
 def test_a_missing_wait_is_noticed(right: str, wrong: str, on_cpu: CudaOnCpu) -> None:
-    on_cpu.make_mistake(on_cpu.module("index_scores.warpgroups").SOURCE, right, wrong)
+    on_cpu.make_mistake(on_cpu.module("index_scores.warpgroups").FEW_QUERIES.source, right, wrong)
     # The launch itself may find that it ends too early. In some orders of copies all is right.
     with pytest.raises(AssertionError):
         for _ in range(LAUNCHES):
@@ -38,7 +38,7 @@ def test_a_missing_wait_is_noticed(right: str, wrong: str, on_cpu: CudaOnCpu) ->
 
 
 def test_threads_that_wait_forever_end_the_launch(on_cpu: CudaOnCpu) -> None:
-    source = on_cpu.module("index_scores.warpgroups").SOURCE
+    source = on_cpu.module("index_scores.warpgroups").FEW_QUERIES.source
     on_cpu.make_mistake(source, "if (lane == 0) arrive(&shared.empty[stage]);", "")
     with pytest.raises(AssertionError, match="wait for each other forever"):
         error_of_scores(on_cpu)
