@@ -17,7 +17,7 @@ from kernels.act_quant.quantized import SCALE_ALIGNMENT
 from kernels.index_keys import IndexQueries, make_queries, write_keys
 from kernels.index_scores import index_scores
 from kernels.linear import multiply_in_shares
-from kernels.mla_prefill import empty_mask, write_mask
+from kernels.mla_prefill import write_mask
 from kernels.top_tokens import top_tokens
 
 
@@ -82,14 +82,11 @@ class Indexer:
         scores = index_scores(self._queries(rows, tokens, context), self._pool(context), rows.plan)
         return top_tokens(scores, rows.seen, self.config.top_k)
 
-    def mask(self, rows: MaskedRows, tokens: QueryInputs, context: ForwardContext) -> torch.Tensor:
-        """As `select`, as a mask of the rows' keys for `mla_prefill`."""
-        plan = rows.row.plan
-        mask = empty_mask(plan.queries, plan.keys, context.rotations.device)
+    def fill_mask(self, rows: MaskedRows, tokens: QueryInputs, context: ForwardContext) -> None:
+        """As `select`, into the mask of the rows."""
         for part in rows.parts:
             own = slice(part.first - rows.first, part.stop - rows.first)
-            write_mask(self.select(part, tokens, context), mask[:, own])
-        return mask
+            write_mask(self.select(part, tokens, context), rows.mask[:, own])
 
     def _queries(self, rows: IndexedRows, tokens: QueryInputs, context: ForwardContext) -> IndexQueries:
         # Quantized rows are taken from a multiple of this on.

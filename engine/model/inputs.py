@@ -19,7 +19,7 @@ from engine.model.sparse_attention import MOST_SAMPLES, SparseMeter, SparseRow
 from kernels.host_copy import to_device
 from kernels.kv_copy import COMPRESSED
 from kernels.mla_decode import DecodePlan, plan_decode
-from kernels.mla_prefill import plan_prefill
+from kernels.mla_prefill import causal_mask, plan_prefill
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 
 # How many tokens' keys and values are expanded at once for all heads; of more tokens, those of fewer heads. At
@@ -214,14 +214,12 @@ def _attention_of_prompts(
             expanded.append(_expand_fresh(together, state))
         together.clear()
 
-    for row, first, stop in _cut_where_sparse(rows, stops, state):
-        if state.index_pool is not None and row.start >= state.top_k:
+    for row, first, stop in _cut_where_sparse(config, rows, stops, state):
+        if state.index_pool is not None and row.end > state.top_k:
             flush()
-            parts = tuple(_index_prompt(row, first, stop, state))
-            short = row.end <= state.masked_until
-            if short and masked_is_cheaper(config, queries=stop - first, context=row.end):
-                # There are no products with masks in e4m3.
-                masked.append(MaskedRows(_expand_later([(row, first, stop)], state, quantized=False), parts))
+            parts = tuple(_index_prompt(row, max(first, stop - (row.end - state.top_k)), stop, state))
+            if _takes_mask(config, row.start, row.end, state):
+                masked.append(_masked_rows(row, first, stop, parts, state))
             else:
                 forms += parts
             continue
@@ -242,17 +240,30 @@ def _attention_of_prompts(
     return forms, expanded, masked, sparse
 
 
-def _cut_where_sparse(rows: Sequence[Row], stops: Sequence[int], state: DeviceState) -> Iterator[tuple[Row, int, int]]:
+def _cut_where_sparse(
+    config: ModelConfig, rows: Sequence[Row], stops: Sequence[int], state: DeviceState
+) -> Iterator[tuple[Row, int, int]]:
     """The rows and their spans of tokens, cut where attention begins to be sparse, or to be to what indexers select:
-    the part before is an exact row. What indexers select is cut where masks are no longer cheaper.
+    the part before is an exact row. What indexers select is cut where masks are no longer cheaper; a part with a mask
+    begins with the row, so that keys are expanded once.
     """
     for row, first in zip(rows, stops, strict=False):
         exact = _exact_until(row, state)
-        bounds = (row.start, exact, max(exact, state.masked_until), row.end)
+        masked = max(exact, state.masked_until)
+        # There are no products with masks in e4m3.
+        if not state.quantized_prompts and _takes_mask(config, row.start, min(row.end, masked), state):
+            exact = row.start
+        bounds = (row.start, exact, masked, row.end)
         for start, end in pairwise(min(max(bound, row.start), row.end) for bound in bounds):
             if start < end:
                 part = _part_of_row(row, start, end, exact=end <= exact)
                 yield part, first + start - row.start, first + end - row.start
+
+
+def _takes_mask(config: ModelConfig, start: int, end: int, state: DeviceState) -> bool:
+    """Whether a row's tokens [start, end) attend with a mask. Those before the first that selects see all keys."""
+    queries = end - max(start, state.top_k)
+    return queries > 0 and end <= state.masked_until and masked_is_cheaper(config, queries=queries, context=end)
 
 
 def _part_of_row(row: Row, start: int, end: int, *, exact: bool) -> Row:
@@ -315,3 +326,9 @@ def _expand_later(spans: Sequence[tuple[Row, int, int]], state: DeviceState, *, 
     plan = plan_prefill(queries, keys, state.device, quantized=quantized)
     known = to_device(np.concatenate([slots_between(row, 0, row.end) for row, *_ in spans]), state.device)
     return ExpandedRows(spans[0][1], spans[-1][2], plan, known, EXPANDED_TOKENS)
+
+
+def _masked_rows(row: Row, first: int, stop: int, parts: tuple[IndexedRows, ...], state: DeviceState) -> MaskedRows:
+    spans = [(row, first, stop)]
+    expanded = _expand_later(spans, state, quantized=False) if row.start else _expand_fresh(spans, state)
+    return MaskedRows(expanded, parts, causal_mask(stop - first, row.end, state.device))

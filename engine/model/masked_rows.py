@@ -15,13 +15,14 @@ from kernels.mla_prefill import takes_masks
 
 @dataclass(slots=True)
 class MaskedRows:
-    """A row after a prefix."""
+    """A row, of which at least the last tokens select what they attend to."""
 
     row: ExpandedRows
-    # All tokens of the row, in parts whose scores are computed at a time.
+    # Those tokens, in parts whose scores are computed at a time.
     parts: tuple[IndexedRows, ...]
-    # What the last layer with an indexer of its own has selected; None before the first. Layers write and read it.
-    mask: torch.Tensor | None = None
+    # The keys that the queries attend to, as `mla_prefill` takes it: all that they see, but for those tokens what the
+    # last layer with an indexer of its own has selected. Layers write and read it.
+    mask: torch.Tensor
 
     @property
     def first(self) -> int:

@@ -292,8 +292,7 @@ class Attention:
     def _mask(self, rows: MaskedRows, inputs: Projected, context: ForwardContext) -> torch.Tensor:
         """Which keys the rows' queries attend to, as `mla_prefill` takes it."""
         if self._indexer is not None:
-            rows.mask = self._indexer.mask(rows, self._query_inputs(self._indexer, inputs), context)
-        assert rows.mask is not None, "the first layer has an indexer"
+            self._indexer.fill_mask(rows, self._query_inputs(self._indexer, inputs), context)
         return rows.mask
 
     def _attended(self, rows: AbsorbedRows | IndexedRows, inputs: Projected, context: ForwardContext) -> Attended:

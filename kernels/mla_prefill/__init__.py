@@ -7,13 +7,14 @@ import torch
 from kernels.act_quant import QuantizedRows, quantize_into
 from kernels.hopper import is_hopper
 from kernels.mla_prefill import fp8_reference, reference
-from kernels.mla_prefill.mask import empty_mask, seen_keys, write_mask
+from kernels.mla_prefill.mask import causal_mask, empty_mask, seen_keys, write_mask
 from kernels.mla_prefill.plan import PrefillPlan, plan_prefill
 from kernels.mla_prefill.sources import MASKED
 
 __all__ = [
     "PrefillPlan",
     "attend_and_quantize",
+    "causal_mask",
     "empty_mask",
     "mla_prefill",
     "plan_prefill",
@@ -46,7 +47,7 @@ def mla_prefill(
     prompts one after another. Query i of a prompt sees its keys 0 .. keys - queries + i. out: [queries, heads, 128] of
     the query's dtype; it may be some heads of a larger one. If the plan quantizes, queries, keys, weights and values
     are multiplied in e4m3: `fp8_reference` defines how they are rounded. mask: of one prompt, if each query attends
-    only to some of the keys that it sees, and at least to one: see `kernels.mla_prefill.mask`.
+    only to some of the keys that it sees, and at least to one; it hides later keys too: see `kernels.mla_prefill.mask`.
 
     On a Hopper GPU this runs our CUDA kernels in bf16, for the widths of `sources.SOURCES`, and in e4m3, or with a mask
     in bf16, for DeepSeek-V3's. All else on a GPU runs our Triton kernel, or, if the plan quantizes or there is a mask,

@@ -19,6 +19,14 @@ def empty_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device=device)
 
 
+def causal_mask(queries: int, keys: int, device: torch.device) -> torch.Tensor:
+    """A mask with which the queries, the last of `keys` tokens, attend to all that they see."""
+    blocks, rows, words = empty_mask(queries, keys, torch.device("meta")).shape
+    seen = torch.arange(keys - queries + 1, keys - queries + 1 + rows, device=device).view(1, rows, 1)
+    before = torch.arange(0, blocks * BLOCK_KEYS, WORD_KEYS, device=device).view(blocks, 1, words)
+    return ((1 << (seen - before).clamp_(0, WORD_KEYS)) - 1).to(torch.int32)
+
+
 def write_mask(tokens: torch.Tensor, rows: torch.Tensor) -> None:
     """Write which keys some queries attend to.
 

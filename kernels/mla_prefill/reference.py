@@ -24,7 +24,7 @@ def mla_prefill(
     scale: float,
     seen: torch.Tensor | None = None,
 ) -> None:
-    """seen: [queries, keys] bool of one prompt, the keys that each query attends to."""
+    """seen: [queries, keys] bool of one prompt, the keys that each query attends to, instead of all up to its own."""
     key = join_keys(own, shared)
     for queries, keys in plan.ranges():
         _attend(query[queries], key[keys], value[keys], scale, out[queries], seen)
@@ -51,9 +51,10 @@ def _attend(
         stop = min(start + tile, queries)
         seen = cached + stop
         scores = torch.bmm(query[start:stop].transpose(0, 1), keys[:, :, :seen]).mul_(scale).float()
-        later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
-        scores[:, :, cached + start :].masked_fill_(later, float("-inf"))
         if chosen is not None:
             scores.masked_fill_(~chosen[start:stop, :seen], float("-inf"))
+        else:
+            later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
+            scores[:, :, cached + start :].masked_fill_(later, float("-inf"))
         weights = torch.softmax(scores, dim=2)
         out[start:stop] = torch.bmm(weights.to(query.dtype), values[:, :seen]).transpose(0, 1)

@@ -55,14 +55,15 @@ def test_masks_pay_for_expanding_the_prefix_if_queries_are_many(queries: int, co
 
 
 @pytest.mark.usefixtures("masks")
-def test_masked_rows_attend_in_bf16_though_prompts_are_fp8() -> None:
+@pytest.mark.parametrize(("fp8", "first"), [(False, 0), (True, V32["index_topk"])])
+def test_masked_rows_begin_with_the_prompt_unless_it_is_fp8(fp8: bool, first: int) -> None:
     config = parse_model_config(checkpoint_config("tiny", overrides=V32))
     of_pool = state.make_state(
-        config, torch.device("cpu"), blocks=10, positions=130, rows=1, kv_dtype=torch.bfloat16, quantized_prompts=True
+        config, torch.device("cpu"), blocks=10, positions=130, rows=1, kv_dtype=torch.bfloat16, quantized_prompts=fp8
     )
     context = inputs.build_context(config, [Row(random_prompt(130), 0, BLOCKS, GREEDY)], of_pool)
-    assert [each.plan.quantized for each in context.expanded] == [True]
-    assert [each.row.plan.quantized for each in context.masked] == [False] and context.indexed
+    assert [each.plan.quantized for each in context.expanded] == [True] * fp8
+    assert [(each.first, each.row.plan.quantized) for each in context.masked] == [(first, False)] and context.indexed
 
 
 @pytest.mark.usefixtures("masks")
