@@ -243,8 +243,8 @@ class EngineConfig(Config):
     @property
     def bounded_step_ms(self) -> float | Literal["auto"] | None:
         """`mixed_step_ms`, with no bound for "auto" where it makes no even steps."""
-        # A step with any prompt takes the hosts of several ranks so long that shorter chunks cost answers more time
-        # than they leave them even. A TP group's even steps were never measured.
+        # A step with any prompt takes several ranks so long, since they read most experts, that shorter chunks cost
+        # answers more time than they leave them even (sim/notes.md). A TP group's even steps were never measured.
         evens = self.parallel.world == 1 and self.prompt_share is None
         return None if self.mixed_step_ms == "auto" and not evens else self.mixed_step_ms
 
