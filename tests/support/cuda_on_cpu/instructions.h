@@ -163,6 +163,8 @@ inline void cp_async_bulk_prefetch_L2_global(u64 from, u32 bytes) {
 }
 template <class... T>
 inline void send(u32 to, u32 barrier, T... values) {
+  // On an H200 such a launch ended with an illegal instruction.
+  if (launched.cluster.blocks.size() == 1) fail("a store through shared memory in a launch without a cluster");
   Transfer transfer{block_of(to).shared, offset_of(to), 4 * sizeof...(T), 0, 0, nullptr, &barrier_of(barrier), nullptr, 0, {}};
   int at = 0;
   (memcpy(transfer.own + 4 * at++, &values, 4), ...);
