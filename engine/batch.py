@@ -266,7 +266,7 @@ class Backend(Protocol):
 
     @property
     def captured_prompt_tokens(self) -> int:
-        """The most tokens of a step with prompts that is captured, except for its attention; 0 if none is."""
+        """The most tokens of a step with prompts that is captured, except for attention of prompts; 0 if none is."""
         ...
 
     @property

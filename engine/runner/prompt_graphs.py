@@ -1,8 +1,8 @@
 """Steps with few tokens of prompts as captured graphs of all but their prompts' attention.
 
 Launched kernel by kernel, a step of up to some 1,500 tokens takes the host longer than the device. Attention of prompts
-differs with their lengths and forms, and stays with the host: five or six launches a layer of some twenty-five. That of
-the rows that decode, the first ones of a step, is captured.
+differs with their lengths and forms, and stays with the host: five launches a layer of some twenty-five. That of the
+rows that decode, the first ones of a step, is captured.
 """
 
 from collections.abc import Sequence

@@ -71,7 +71,7 @@ def capture_drafting(
 
 
 def captured_prompts(resolved: ResolvedEngineConfig) -> int:
-    """The most tokens of a step with prompts that is captured, except for its attention; 0 if none is."""
+    """The most tokens of a step with prompts that is captured, except for attention of prompts; 0 if none is."""
     config = resolved.config
     # Experts in host memory are copied to the device while the host launches layers, so layers are not captured then.
     if not resolved.decode_graphs or config.offload.layers != 0:
