@@ -43,24 +43,22 @@ def test_queries_score_what_they_see(lengths: list[int], query_tokens: int, head
         assert (scores[token, :seen] - expected).norm() <= 1e-5 * expected.norm()
 
 
-@pytest.mark.parametrize("module", ["clusters", "short_rows"])
+# By kernel of clusters, with its CTAs; or one CTA's that holds all scores.
+@pytest.mark.parametrize("form", [("choose", 1), ("choose", 4), ("choose_long", 3), None])
 @pytest.mark.parametrize("kind", ["random", "few values"])
 @pytest.mark.parametrize(("width", "count"), [(5003, 2048), (2049, 40)])
-def test_the_highest_scores_are_chosen(module: str, kind: str, width: int, count: int, on_cpu: CudaOnCpu) -> None:
+def test_the_highest_scores_are_chosen(
+    form: tuple[str, int] | None, kind: str, width: int, count: int, on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = on_cpu.module("top_tokens.short_rows" if form is None else "top_tokens.clusters")
+    if form is not None:
+        # CTAs have more scores than they hold.
+        held = f"USUAL_HELD = {module.HELD}, LONG_HELD = {module.LONG_HELD}"
+        on_cpu.make_mistake(module.SOURCE, held, "USUAL_HELD = 700, LONG_HELD = 900")
+        monkeypatch.setattr(module, "_form", lambda *_: form)
     scores = torch.randn(3, width) if kind == "random" else torch.randint(-2, 3, (3, width)).float()
     seen = torch.tensor([width, 2047, 2050 - count], dtype=torch.int32)
     # What a query does not see may be anything.
     for row, tokens in zip(scores, seen, strict=True):
         row[tokens:] = float("nan")
-    found = on_cpu.module(f"top_tokens.{module}").top_tokens(scores, seen, count)
-    assert torch.equal(found, chosen.top_tokens(scores, seen, count))
-
-
-def test_ctas_choose_from_more_scores_than_they_hold(on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    clusters = on_cpu.module("top_tokens.clusters")
-    held = f"USUAL_HELD = {clusters.HELD}, LONG_HELD = {clusters.LONG_HELD}"
-    on_cpu.make_mistake(clusters.SOURCE, held, "USUAL_HELD = 700, LONG_HELD = 900")
-    scores, seen = torch.randn(2, 5003), torch.tensor([5003, 2047], dtype=torch.int32)
-    for form in ("choose", 1), ("choose_long", 3):
-        monkeypatch.setattr(clusters, "_form", lambda *_, form=form: form)
-        assert torch.equal(clusters.top_tokens(scores, seen, 50), chosen.top_tokens(scores, seen, 50))
+    assert torch.equal(module.top_tokens(scores, seen, count), chosen.top_tokens(scores, seen, count))
