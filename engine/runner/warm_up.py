@@ -131,7 +131,7 @@ def warm_up(
 
 def near_start(rows: Sequence[Row]) -> list[Row]:
     """The same rows of a captured step, after one token each. A graph launches the same kernels after any context, but
-    attention of all layers to long ones takes time: of 256 rows with three drafts after 163,840 tokens three seconds.
+    attention of all layers to long ones takes time: of 256 rows with five drafts after 163,840 tokens three seconds.
     """
     return [replace(row, start=1, block_ids=row.block_ids[: blocks_for(1 + row.tokens)]) for row in rows]
 
