@@ -36,6 +36,11 @@ class FakeRankClient(FakeRank):
         for message in messages:
             self._messages.put_nowait(message)
 
+    @property
+    def unread(self) -> int:
+        """Messages that the service has yet to read."""
+        return self._messages.qsize()
+
     def die(self) -> None:
         self.dead = True
         self.closed.set_result(9)

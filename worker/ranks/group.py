@@ -200,7 +200,7 @@ class RankGroup:
             self.tokens.followed(first.key, first.token_id)
 
     async def run(self, on_message: Callable[[int, RankMessage], None]) -> EngineFailed:
-        """Call `on_message` with the rank and the message, for each message, in each rank's order.
+        """Call `on_message` with rank and message, for each message, in each rank's order, until a rank is lost.
 
         If a rank dies or makes no progress, kill all ranks of its host, let the other hosts go, and return why. This
         host's ranks are killed too if they cannot be kept. If it is not known which rank hangs, each host finds out
@@ -275,6 +275,9 @@ class RankGroup:
         view = self.views[rank]
         try:
             async for message in client.results:
+                if self._failure is not None:
+                    # After a loss steps may be made of what a rank did not get.
+                    continue
                 if isinstance(message, StepResult):
                     view.observe(message)
                 on_message(rank, message)

@@ -138,6 +138,19 @@ async def test_the_end_of_one_rank_ends_the_others() -> None:
             group.submit([1])
 
 
+async def test_nothing_is_taken_from_ranks_after_one_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with grouped() as group:
+
+        async def settle(*_: object) -> None:
+            group.clients[0].emit(step())
+            await eventually(lambda: not group.clients[0].unread)
+
+        monkeypatch.setattr(rank_group, "settle_loss", settle)
+        group.clients[1].die()
+        await group.running
+        assert group.received == []
+
+
 @asynccontextmanager
 async def real_group(ranks: int) -> AsyncIterator[RankGroup]:
     config = oracle_config(total_blocks=200, max_requests=16, parallel=ParallelConfig(dp=ranks))
