@@ -14,17 +14,16 @@ class GroupWatch:
     may not know yet that the group is broken.
     """
 
-    def __init__(self, abort: Callable[[], None], broken: Callable[[], bool]) -> None:
-        """abort: returns once no captured graph refers to the communicator, which may be much later."""
+    def __init__(self, tell: Callable[[], None], abort: Callable[[], None], broken: Callable[[], bool]) -> None:
+        """tell: called first, so that no rank takes for good what this one makes from then on; abort: returns once no
+        captured graph refers to the communicator, which may be much later.
+        """
+        self._tell = tell
         self._abort = abort
         self._broken = broken
         self._told = threading.Event()
         self._giving_up = threading.Event()
         threading.Thread(target=self._run, name="rail", daemon=True).start()
-
-    @property
-    def given_up(self) -> bool:
-        return self._giving_up.is_set()
 
     def give_up(self) -> None:
         """Abort, if that has not begun. Returns when it has: `broken` is not asked after this."""
@@ -34,5 +33,6 @@ class GroupWatch:
     def _run(self) -> None:
         while not self._told.wait(LOOK_SECONDS) and not self._broken():
             pass
+        self._tell()
         self._giving_up.set()
         self._abort()

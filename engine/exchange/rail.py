@@ -42,9 +42,12 @@ class Rail:
         device: torch.device,
         limit_seconds: float = LIMIT_SECONDS,
         broken: Callable[[], bool] = lambda: False,
+        give_up: Callable[[], None] = lambda: None,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Called by all at once. store: where they find each other; own: this rank's number among them; broken: whether
-        the worker's ranks cannot go on together, asked while this rank waits.
+        the worker's ranks cannot go on together, asked while this rank waits; give_up: tells this host's ranks that
+        this one's device waits no more; given_up: whether one of them has.
 
         The network device is GLOO_SOCKET_IFNAME's and NCCL_SOCKET_IFNAME's. Raises RankLost, or EngineFailed if it is
         this rank's host that the others do not reach.
@@ -59,11 +62,14 @@ class Rail:
             self._of_device = self._of_host if device.type == "cpu" else self._nccl(store, device)
         except RuntimeError as error:
             raise _lost(error) from error
-        self._watch = None if self._of_device is self._of_host else GroupWatch(self._of_device.abort, broken)
+        self._given_up = given_up
+        self._watch: GroupWatch | None = None
+        if self._of_device is not self._of_host:
+            self._watch = GroupWatch(give_up, self._of_device.abort, broken)
 
     def check(self) -> None:
         """Raises RankLost if what the device got may be wrong, since a rank was lost."""
-        if self._watch is not None and self._watch.given_up:
+        if self._given_up():
             raise RankLost(GROUP_BROKEN)
 
     def leave(self) -> None:

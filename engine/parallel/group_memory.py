@@ -7,9 +7,9 @@ import struct
 
 # struct flock with 64-bit offsets: type, whence, start, length, process.
 _FLOCK = struct.Struct("hhqqi4x")
-# The memory begins with a byte for each rank.
+# The memory begins with a byte for each rank: 0 until it joins.
 HEADER_BYTES = mmap.PAGESIZE
-_JOINED = 1
+_JOINED, _GAVE_UP = 1, 2
 
 
 def create_memory(size_bytes: int) -> int:
@@ -33,10 +33,17 @@ class GroupMemory:
 
     def has_ended(self, rank: int) -> bool:
         """Whether a rank that was there has closed its memory, or died."""
-        if self.map[rank] != _JOINED:
+        if not self.map[rank]:
             return False
         found, *_ = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _lock_of(rank)))
         return bool(found == fcntl.F_UNLCK)
+
+    def give_up(self) -> None:
+        """Tell the others that this rank goes on without what it waits for."""
+        self.map[self._rank] = _GAVE_UP
+
+    def has_given_up(self, rank: int) -> bool:
+        return self.map[rank] == _GAVE_UP
 
     def close(self) -> None:
         """Leave, so that no rank waits for this one. The map stays as long as objects refer to it."""

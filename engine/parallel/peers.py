@@ -111,10 +111,23 @@ class Peers:
 
     @property
     def broken(self) -> bool:
-        """Whether the ranks cannot go on together: one of this host has left, or no record comes from other hosts."""
-        if self.line is not None and self.line.ended:
+        """Whether the ranks cannot go on together: one of this host has left or given up, or no record comes from other
+        hosts.
+        """
+        if self.given_up or (self.line is not None and self.line.ended):
             return True
         return any(self._memory.has_ended(rank) for rank in range(self.place.layout.world) if rank != self.place.rank)
+
+    def give_up(self) -> None:
+        """Tell the ranks of this host that this one's device goes on without what it waits for. Any thread may call
+        it, before the device does so.
+        """
+        self._memory.give_up()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether what comes from a rank of this host, or from this one, may be wrong: its device has given up."""
+        return any(self._memory.has_given_up(rank) for rank in range(self.place.layout.world))
 
     def tensors(self, group: Group) -> Meeting:
         """Where the ranks of a group exchange tensors."""

@@ -149,7 +149,15 @@ class Backends:
         store = AskedStore(f"rail {number}", self._rendezvous.publish, self._rendezvous.look_up)
         model = asdict(read_model_config(resolved.config.model_dir))
         check_likeness(store, place.host, place.layout.hosts, resolved.device, model)
-        rail = Rail(store, place.host, place.layout.hosts, device, broken=lambda: peers.broken)
+        rail = Rail(
+            store,
+            place.host,
+            place.layout.hosts,
+            device,
+            broken=lambda: peers.broken,
+            give_up=peers.give_up,
+            given_up=lambda: peers.given_up,
+        )
         if isinstance(self._exchange, HostsExchange):
             # The model refers to it.
             self._exchange.regroup(place, within, rail)

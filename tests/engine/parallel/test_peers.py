@@ -12,6 +12,21 @@ from tests.support.shapes import decoding
 LAYOUT = Layout(dp=2, ep=2)
 
 
+def test_a_rank_that_gives_up_spoils_its_hosts_steps() -> None:
+    descriptors = GroupDescriptors.create(2)
+    first, second = (Peers(Place(LAYOUT, rank), descriptors, 20.0) for rank in range(2))
+    assert not first.broken and not first.given_up
+    second.give_up()
+    assert first.broken and first.given_up and second.given_up
+    for peers in (first, second):
+        assert peers.leave(0)
+    prepare_memory(descriptors.memory, 2)
+    again = Peers(Place(LAYOUT, 0), descriptors, 20.0)
+    assert not again.broken and not again.given_up
+    again.close()
+    descriptors.close()
+
+
 def test_ranks_agree_again_after_they_have_left_a_group() -> None:
     descriptors = GroupDescriptors.create(2)
     first, second = (Peers(Place(LAYOUT, rank), descriptors, 20.0) for rank in range(2))
