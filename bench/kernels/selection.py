@@ -8,6 +8,7 @@ from types import ModuleType
 
 import torch
 
+from bench.kernels import selected_peers
 from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, WIDTH
 from bench.kernels.inputs import random_bfloat16, random_rotations
 from bench.kernels.timing import Case
@@ -39,6 +40,12 @@ def cases() -> Iterable[Case]:
         for provider, modules in PROVIDERS.items():
             names = (f"kernels.{operation}.{module}" for operation, module in zip(OPERATIONS, modules, strict=True))
             yield from _of_shape(requests, context, queries, provider, *map(import_module, names))
+    if selected_peers.available():
+        for shape in SHAPES:
+            yield _attention(
+                *shape, torch.bfloat16, "flash_mla, for prompts", _attend_by(selected_peers.for_prompts, *shape)
+            )
+            yield _attention(*shape, E4M3, "flash_mla, for decode", _attend_by(selected_peers.for_decode, *shape))
     for rows, dtype in product(DENSE, (torch.bfloat16, E4M3)):
         yield Case(
             f"attention {rows} x {TOP_K}, {str(dtype)[6:]}", "deepmesh, dense", partial(_attend_to_all, dtype, rows),
@@ -70,12 +77,24 @@ def _of_shape(
     )  # fmt: skip
     yield Case(f"top {TOP_K} of {shape}", provider, partial(_choose, choice, rows, context), size_bytes=4 * pairs)
     for dtype in (torch.bfloat16, E4M3):
-        yield Case(
-            f"attention {shape}, {str(dtype)[6:]}", provider,
-            partial(attend, attention, dtype, requests, context, queries),
-            size_bytes=rows * min(context, TOP_K) * WIDTH * dtype.itemsize,
-            flops=2.0 * rows * min(context, TOP_K) * HEADS * (WIDTH + LATENT), fp8=dtype == E4M3,
-        )  # fmt: skip
+        make = partial(attend, attention, dtype, requests, context, queries)
+        yield _attention(requests, context, queries, dtype, provider, make)
+
+
+def _attention(
+    requests: int,
+    context: int,
+    queries: int,
+    dtype: torch.dtype,
+    provider: str,
+    make: Callable[[], Callable[[], object]],
+) -> Case:
+    selected = requests * queries * min(context, TOP_K)
+    return Case(
+        f"attention {requests} x {context}, {queries} queries, {str(dtype)[6:]}", provider, make,
+        size_bytes=selected * WIDTH * dtype.itemsize, flops=2.0 * selected * HEADS * (WIDTH + LATENT),
+        fp8=dtype == E4M3,
+    )  # fmt: skip
 
 
 def _plan(requests: int, context: int, queries: int) -> DecodePlan:
@@ -143,9 +162,23 @@ def _choose(choice: ModuleType, rows: int, context: int) -> Callable[[], object]
 def attend(
     attention: ModuleType, dtype: torch.dtype, requests: int, context: int, queries: int, heads: int = HEADS
 ) -> Callable[[], object]:
+    query, pool, plan, tokens = _selected(requests, context, queries, heads)
+    stored = pool.to(dtype)
+    return lambda: attention.mla_selected(query, stored, plan, tokens, LATENT, SCALE, 1.0)
+
+
+def _attend_by(
+    peer: Callable[..., Callable[[], object]], requests: int, context: int, queries: int
+) -> Callable[[], Callable[[], object]]:
+    return lambda: peer(*_selected(requests, context, queries, HEADS), SCALE)
+
+
+def _selected(
+    requests: int, context: int, queries: int, heads: int
+) -> tuple[torch.Tensor, torch.Tensor, DecodePlan, torch.Tensor]:
+    """Queries, a pool in bf16, the plan, and the tokens that are attended to, drawn at random."""
     plan = _plan(requests, context, queries)
-    pool = random_bfloat16(plan.block_table.numel(), BLOCK_TOKENS, WIDTH).to(dtype)
+    pool = random_bfloat16(plan.block_table.numel(), BLOCK_TOKENS, WIDTH)
     query, rows = random_bfloat16(requests * queries, heads, WIDTH), requests * queries
     seen = torch.full((rows,), context, dtype=torch.int32, device="cuda")
-    tokens = top_tokens(torch.randn(rows, context, device="cuda"), seen, TOP_K)
-    return lambda: attention.mla_selected(query, pool, plan, tokens, LATENT, SCALE, 1.0)
+    return query, pool, plan, top_tokens(torch.randn(rows, context, device="cuda"), seen, TOP_K)
