@@ -21,11 +21,11 @@ from engine.config import EngineConfig, kept_weights
 from engine.memory.rank_memory import POOL_SHARE, RankMemory, reckon
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.masked_rows import selection_in_expanded_keys
-from engine.model.quantization import KeptWeights, Stored
+from engine.model.quantization import AT_LOAD, KeptWeights, Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
 from engine.settings.card import Card
-from engine.settings.products import FIRST_FP8, check_products
+from engine.settings.products import check_products, multiplies
 from engine.settings.resolve import resolve_settings
 from mesh.blocks import BLOCK_TOKENS
 from mesh.cost_file import CostFile
@@ -40,8 +40,6 @@ GRID = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 # Tokens of the steps of a worker that has experts in host memory.
 STEP_TOKENS = 16384
 SLOTS = OffloadConfig().slots
-# The major compute capability with our products of INT4.
-HOPPER = 9
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,8 @@ def plan(config: ModelConfig, asked: Asked) -> Plan:
 
     GPUs that do not divide the experts evenly each hold as many as the largest share, copies of others among them.
     Raises ConfigError for an unknown GPU, for more GPUs than experts, for a number of layers that cannot be offloaded,
-    for quantized weights that are to be quantized when they are loaded, or for FP8 on a card that lacks it.
+    for quantized weights that are to be quantized when they are loaded, or for a form that the
+    card does not multiply.
     """
     asked = replace(asked, gpu=asked.gpu.lower())
     gpu = find_gpu(asked.gpu)
@@ -156,9 +155,9 @@ def forms_that_fit(config: ModelConfig, asked: Asked) -> Sequence[KeptWeights]:
     """
     if asked.weights != "quantized" or config.quantization.quantized:
         return ()
-    capability = find_gpu(asked.gpu.lower()).capability
-    forms: dict[KeptWeights, bool] = {"fp8": capability >= FIRST_FP8, "w4a8": capability[0] == HOPPER}
-    return [form for form, there in forms.items() if there and plan(config, replace(asked, weights=form)).fits]
+    card = _card(asked, find_gpu(asked.gpu.lower()))
+    forms = [form for form, kept in AT_LOAD.items() if multiplies(kept, card)]
+    return [form for form in forms if plan(config, replace(asked, weights=form)).fits]
 
 
 def _predicted_costs(config: ModelConfig, asked: Asked, gpu: Gpu, copy_seconds: float) -> CostFile:

@@ -115,7 +115,7 @@ PACKED_NEEDS = (
     " --format w4a8 --out OUT, or at each start with engine.weights=w4a8"
 )
 # How plain weights are quantized when they are loaded, by the setting that asks for it.
-AT_LOAD = {
+AT_LOAD: Mapping[KeptWeights, Quantization] = {
     "fp8": Quantization(linear=Stored.FP8, experts=Stored.FP8),
     "w4a8": Quantization(linear=Stored.FP8, experts=Stored.INT4),
 }

@@ -6,11 +6,11 @@ from dataclasses import replace
 from engine.config import EngineConfig, kept_weights
 from engine.memory.rank_memory import GB, RankMemory, largest, reckon
 from engine.model.config import ModelConfig
-from engine.model.quantization import KeptWeights, Stored
+from engine.model.quantization import AT_LOAD, KeptWeights, Stored
 from engine.parallel.layout import Layout
 from engine.settings.card import Card
 from engine.settings.choice import value_of, with_value
-from engine.settings.products import check_products
+from engine.settings.products import check_products, multiplies
 from engine.settings.resolve import resolve_settings
 from engine.settings.rules import FEWEST_REQUESTS, REQUEST_TOKENS
 from mesh.domain.workers import WorkerRole
@@ -102,8 +102,8 @@ def _too_large(model: ModelConfig, card: Card, engine: EngineConfig, found: Rank
     more = _ranks_that_fit(model, card, engine, 2 * world)
     remedies = [f"take {more} GPUs (--gpus {more}, or engine.parallel.ranks={more})"] if more else []
     if not model.quantization.quantized:
-        for weights in ("fp8", "w4a8"):
-            if _fits(reckon(model, card, engine, weights)):
+        for weights, kept in AT_LOAD.items():
+            if multiplies(kept, card) and _fits(reckon(model, card, engine, weights)):
                 remedies.append(f"quantize it while it loads (engine.weights={weights})")
                 break
     elif (fewer := _ranks_that_fit_int4(model, card, engine, world)) and (more is None or fewer < more):
@@ -127,10 +127,10 @@ def _ranks_that_fit(model: ModelConfig, card: Card, engine: EngineConfig, least:
 
 
 def _ranks_that_fit_int4(model: ModelConfig, card: Card, engine: EngineConfig, least: int) -> int | None:
-    """The same of the model with its FP8 experts in INT4; None if it has others."""
-    if model.quantization.experts is not Stored.FP8:
-        return None
+    """The same of the model with its FP8 experts in INT4; None if it has others, or INT4 is nothing for the card."""
     quantization = replace(model.quantization, experts=Stored.INT4)
+    if model.quantization.experts is not Stored.FP8 or not multiplies(quantization, card):
+        return None
     return _ranks_that_fit(replace(model, quantization=quantization), card, engine, least)
 
 

@@ -126,8 +126,10 @@ def test_experts_in_host_memory_take_none_of_the_gpus(layers: int | str) -> None
     ],
 )
 def test_a_model_too_large_names_the_flag_or_format(ranks: int, card: str, told: str) -> None:
+    # INT4 is for Hopper.
+    model = model_of() if card == "h200" else model_of("r1", "fp8")
     with pytest.raises(ConfigError, match=told):
-        check_fits(model_of(), card_of(card), resolved(engine_of(ranks), card=card).engine)
+        check_fits(model, card_of(card), resolved(engine_of(ranks), card=card).engine)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +151,18 @@ def test_plain_weights_too_large_may_be_quantized_at_load() -> None:
         check_fits(model, card_of("l40s"), resolved(engine_of(1), model=model, card="l40s").engine)
 
 
-@pytest.mark.parametrize("model", [model_of("r1", "fp8"), model_of("glm-flash", "fp8")], ids=["R1", "GLM-4.7-Flash"])
-def test_fp8_is_refused_on_a_card_without_its_products(model: ModelConfig) -> None:
-    with pytest.raises(ConfigError, match=r"a100 has no products in FP8 .* 8\.0, .*: serve a checkpoint in bf16"):
-        check_fits(model, card_of("a100"), engine_of(1))
+@pytest.mark.parametrize(
+    ("model", "card", "told"),
+    [
+        (model_of("r1", "fp8"), "a100", r"a100 has no products in FP8 .* 8\.0, .*: serve a checkpoint in bf16"),
+        (model_of("r1", "w4a8"), "a100", "no products in FP8"),
+        (model_of("r1", "w4a8"), "b200", r"no kernels for INT4 experts \(.*\): serve a checkpoint in FP8 or bf16$"),
+    ],
+    ids=["FP8 on an A100", "INT4 on an A100", "INT4 on a B200"],
+)
+def test_what_a_card_does_not_multiply_is_refused(model: ModelConfig, card: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_fits(model, card_of(card), engine_of(8))
 
 
 def test_a_start_that_ended_out_of_memory_fits_now() -> None:
