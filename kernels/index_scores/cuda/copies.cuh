@@ -11,7 +11,7 @@ constexpr int KEY_BYTES = BLOCK * WIDTH, SCALES_BYTES = BLOCK * 4, BLOCK_BYTES =
 // piece. READERS: warpgroups that read a block.
 template <int HEADS, int STAGES, int BUFFERS, int SCORERS, int READERS>
 struct Shared {
-  static constexpr int HEADS_OF_QUERY = HEADS, BLOCKS = STAGES, PIECES = BUFFERS, SCORE_THREADS = SCORERS * 128;
+  static constexpr int HEADS_OF_QUERY = HEADS, BLOCKS = STAGES, PIECES = BUFFERS;
 
   u8 queries[BUFFERS][TOGETHER][HEADS * WIDTH];
   u8 keys[STAGES][KEY_BYTES];
