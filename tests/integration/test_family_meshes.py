@@ -1,6 +1,7 @@
 """Models of the family through whole meshes: tokens are those of transformers' own classes, in fp32."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import pytest_asyncio
 from transformers import PreTrainedModel
 
 from mesh.tiktoken_file import read_ranks
-from tests.support.checkpoints import random_prompt, tiny_checkpoint
+from tests.support.checkpoints import edit_config, random_prompt, tiny_checkpoint
 from tests.support.family import FAMILY
 from tests.support.greedy import assert_greedy
 from tests.support.mesh_requests import received_bytes, tokens_of
-from tests.support.oracle_model import load_oracle_of_family
+from tests.support.oracle_model import load_oracle_of_family, write_dequantized
 from tests.support.packed import as_kimi_k25, packed_checkpoint
 from tests.support.process_mesh import SLOW_STORE, ProcessMesh, process_mesh
 from tests.support.tiktoken_models import write_tiktoken_model
@@ -29,12 +30,14 @@ ENGINES = tuple(
 )
 # Its experts are packed in INT4, and it also sees.
 KIMI_K25 = "kimi-k2.5"
+# Published in FP8, with scales of activations that are powers of two.
+DEEPSEEK_V31 = "deepseek-v3.1"
 # One worker, and a prefill worker that pushes to two ranks and a store.
 MESHES = {"ifb": 0, "pd": 1}
 APART = ("decode.can_prefill=false", "decode.engine.parallel.tp=2", "kvstore.transfer.slot_bytes=65536", *SLOW_STORE)
 
 
-@pytest.fixture(scope="module", params=(*FAMILY, KIMI_K25))
+@pytest.fixture(scope="module", params=(*FAMILY, KIMI_K25, DEEPSEEK_V31))
 def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A checkpoint as it is published, and one of the same model that transformers reads."""
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -42,6 +45,11 @@ def twins(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         source, twin = packed_checkpoint(folder, "compressed-tensors")
         as_kimi_k25(source)
         return source, twin
+    if request.param == DEEPSEEK_V31:
+        source = tiny_checkpoint(folder / "fp8", dtype="float8")
+        section = json.loads((source / "config.json").read_text())["quantization_config"]
+        edit_config(source, quantization_config=section | {"scale_fmt": "ue8m0"})
+        return source, write_dequantized(source, folder / "twin")
     # Heads must divide among two ranks.
     heads = {"num_attention_heads": 4}
     checkpoint = tiny_checkpoint(folder, **{**FAMILY[request.param], **heads})

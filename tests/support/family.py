@@ -29,6 +29,17 @@ FAMILY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "rope_scaling": YARN | {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707},
         },
         "deepseek-v2": _V2 | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
+        "moonlight": {
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "num_nextn_predict_layers": 0,
+            "q_lora_rank": None,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": None,
+            "routed_scaling_factor": 2.446,
+        },
         "glm-4.7-flash": {
             "architectures": ["Glm4MoeLiteForCausalLM"],
             "model_type": "glm4_moe_lite",

@@ -71,7 +71,6 @@ NAMED = {
         "v_head_dim": 128,
         "kv_lora_rank": 512,
     },
-    "direct queries, no yarn": {"q_lora_rank": None, "rope_scaling": None},
     "all layers dense": {"first_k_dense_replace": 3},
     "no dense layer": {"first_k_dense_replace": 0},
     "yarn with unequal magnitudes": {
