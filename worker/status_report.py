@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from mesh.domain.workers import MAX_RANKS, RankStatus, TransferCounters, WorkerLoad, WorkerState
+from mesh.domain.workers import MAX_RANKS, HostTierStatus, RankStatus, TransferCounters, WorkerLoad, WorkerState
 
 # Most hashes in one message: 16 bytes each, far below the message limit.
 MESSAGE_HASHES = 50_000
@@ -35,9 +35,11 @@ class Report:
 class StatusReport:
     """Collects changes; `next_report` returns the changes since its last call."""
 
-    def __init__(self, total_blocks: int, ranks: Sequence[RankStatus] = ()) -> None:
-        """ranks: the first report of each rank, if there are several."""
-        self._load = WorkerLoad(free_blocks=total_blocks)
+    def __init__(
+        self, total_blocks: int, ranks: Sequence[RankStatus] = (), host_tier: HostTierStatus | None = None
+    ) -> None:
+        """ranks: the first report of each rank, if there are several; host_tier: of all of them."""
+        self._load = WorkerLoad(free_blocks=total_blocks, host_tier=host_tier)
         self._transfers = TransferCounters()
         self._ranks = ranks
         self._state = WorkerState.SERVING

@@ -17,7 +17,7 @@ from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.targets import StoreTarget
-from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerSpeed
+from mesh.domain.workers import HostTierStatus, TransferCounters, WorkerLoad, WorkerSpeed
 from transfer.block_macs import Authorship
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket
@@ -142,6 +142,8 @@ class Ready(msgspec.Struct, tag="ready"):
     speed: WorkerSpeed | None = None
     # Whether the rank can serve in another group with what it has loaded, if another host of its worker is lost.
     can_regroup: bool = False
+    # What there is of its host memory by now; None if it keeps no blocks there.
+    host_tier: HostTierStatus | None = None
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -22,6 +22,7 @@ from engine.rank.loop import FollowerLoop, RankLoop
 from engine.requests.intake import longest_context
 from engine.role_change import check_keeps_weights
 from engine.step.agreement import OneRank
+from mesh.domain.workers import HostTierStatus
 from mesh.errors import EngineFailed, MeshError, RankLost
 from mesh.event_fd import EventFd
 from mesh.observe import span
@@ -101,13 +102,15 @@ class Rank:
         agreement = OneRank() if peers is None else agreement_of(peers)
         heartbeat = Heartbeat(self._pulse, agent, longest_step_seconds(config, on_gpu=backend.asynchronous))
         loop: RankLoop | FollowerLoop
+        host_tier = None
         if leads:
             rank = 0 if peers is None else peers.in_worker.dp_index
             engine = Engine(config, backend, time.monotonic, agent, agreement, constraints, rank)
+            host_tier = engine.load().host_tier
             loop = RankLoop(self._link, engine, heartbeat)
         else:
             loop = FollowerLoop(self._link, backend, agreement, heartbeat)
-        self._link.send(_ready(config, backend, agent, times, self._can_regroup))
+        self._link.send(_ready(config, backend, agent, times, self._can_regroup, host_tier))
         # Objects made by loading live as long as the process: garbage collections need not visit them.
         gc.freeze()
         heartbeat.start()
@@ -209,7 +212,12 @@ def make_agent(
 
 
 def _ready(
-    config: EngineConfig, backend: Backend, agent: "TransferAgent | None", times: StartTimes, can_regroup: bool
+    config: EngineConfig,
+    backend: Backend,
+    agent: "TransferAgent | None",
+    times: StartTimes,
+    can_regroup: bool,
+    host_tier: HostTierStatus | None,
 ) -> Ready:
     return Ready(
         model=backend.model,
@@ -227,6 +235,7 @@ def _ready(
         start_seconds=times.seconds,
         speed=backend.speed,
         can_regroup=can_regroup,
+        host_tier=host_tier,
     )
 
 

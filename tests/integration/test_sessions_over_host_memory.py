@@ -51,6 +51,8 @@ async def talk(mesh: ProcessMesh, session: int) -> None:
 
 
 async def test_sessions_find_in_host_memory_what_pools_evicted(mesh: ProcessMesh) -> None:
+    # Known before any request.
+    assert [worker.load.host_tier.total_blocks for worker in await mesh.workers()] == [400, 400, 400]
     await asyncio.gather(*(talk(mesh, session) for session in range(SESSIONS)))
     written, read = await copied_blocks(mesh)
     assert written > SESSIONS

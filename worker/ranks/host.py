@@ -74,7 +74,7 @@ class RankHost:
         self.events = events
         ranks.tokens = None if events is None else events.tokens
         self.ranks = ranks
-        self.report = StatusReport(ranks.ready.total_blocks, ranks.statuses)
+        self.report = StatusReport(ranks.ready.total_blocks, ranks.statuses, ranks.load.host_tier)
         self.draining = False
         self._metrics = RankMetrics()
         self._local_tcp_warning = LocalTcpWarning()

@@ -30,7 +30,7 @@ class RankView:
     """
 
     def __init__(self, ready: Ready) -> None:
-        self.load = WorkerLoad(free_blocks=ready.total_blocks)
+        self.load = WorkerLoad(free_blocks=ready.total_blocks, host_tier=ready.host_tier)
         self.transfers = TransferCounters()
         self.chains = Chains()
         self.hosted: set[bytes] = set()
