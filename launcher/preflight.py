@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.config import EngineConfig, kept_weights
 from engine.model.config import read_model_config
 from engine.model.quantization import PACKED_NEEDS
-from engine.weights.headers import read_header, shard_files, weight_map
+from engine.weights.headers import language_model, read_header, shard_files, weight_map
 from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.addresses import with_port
 from mesh.errors import CheckpointError, ConfigError
@@ -95,8 +95,7 @@ def check_model_dir(directory: Path, *, weights: bool = True) -> None:
             f"{directory / vocabulary.name} has {tokens:,} tokens and the model {config.vocab_size:,}: it is the "
             "tokenizer of another model, copy the one that was published with this model"
         )
-    for name in shards:
-        read_header(directory / name)
+    language_model({name: each for shard in shards for name, each in read_header(directory / shard).items()}, directory)
 
 
 def _is_pointer(path: Path) -> bool:

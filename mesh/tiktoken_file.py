@@ -37,6 +37,7 @@ PATTERNS: Mapping[str, str] = {
 }
 # Ids after the ranks that are control tokens, whether tokenizer_config.json names them or not.
 _RESERVED = 256
+_DAMAGED = "the file is cut or damaged, download it again"
 
 
 def tokenizer_json(path: Path, settings: Mapping[str, Any]) -> bytes:
@@ -71,11 +72,11 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
-            raise ConfigError(f"{path}, line {number}: expected a token in base64 and its rank") from error
+            raise ConfigError(f"{path}, line {number}: expected a token in base64 and its rank: {_DAMAGED}") from error
     if sorted(ranks.values()) != list(range(len(ranks))):
-        raise ConfigError(f"{path}: {len(ranks)} tokens do not have the ranks from 0 on: the file is cut or damaged")
+        raise ConfigError(f"{path}: {len(ranks)} tokens do not have the ranks from 0 on: {_DAMAGED}")
     if missing := [byte for byte in range(256) if bytes((byte,)) not in ranks]:
-        raise ConfigError(f"{path}: no token for byte {missing[0]}: the file is cut or damaged")
+        raise ConfigError(f"{path}: no token for byte {missing[0]}: {_DAMAGED}")
     return ranks
 
 

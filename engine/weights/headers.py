@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,9 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 )
 LENGTH_BYTES = 8
+# A model that sees has its language model under this prefix, and what sees under these.
+LANGUAGE_MODEL = "language_model."
+VISION = ("vision_tower.", "mm_projector.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,16 @@ def _entry(name: str, path: Path, data: int, fields: dict[str, Any]) -> Entry:
         raise CheckpointError(f"{path}: {name} has {end - begin} bytes, which do not fit {dtype} {list(shape)}")
     # Tools differ in whether a lone number has a dimension.
     return Entry(name, path, dtype, shape or (1,), offset=data + begin, size_bytes=end - begin)
+
+
+def language_model(entries: dict[str, Entry], model_dir: Path) -> dict[str, Entry]:
+    """The tensors of the language model by its own names, if they are those of a model that sees; else all.
+
+    Raises CheckpointError if only what sees is there.
+    """
+    if not any(name.startswith((LANGUAGE_MODEL, *VISION)) for name in entries):
+        return entries
+    texts = {name.removeprefix(LANGUAGE_MODEL): each for name, each in entries.items() if not name.startswith(VISION)}
+    if not texts:
+        raise CheckpointError(f"{model_dir} holds a vision tower and no language model: only text is served")
+    return {name: replace(each, name=name) for name, each in texts.items()}

@@ -14,15 +14,12 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
-from engine.weights.headers import INDEX, ITEM_BYTES, Entry, read_header, shard_files, weight_map
+from engine.weights.headers import INDEX, ITEM_BYTES, Entry, language_model, read_header, shard_files, weight_map
 from engine.weights.packed import AWQ, COMPRESSED, GPTQ
 from mesh.errors import CheckpointError
 
 # What belongs to matrices that are packed, and to nothing else.
 PACKED_DTYPES = ("I32", "I64")
-# A model that sees has its language model under this prefix, and what sees under these.
-LANGUAGE_MODEL = "language_model."
-VISION = ("vision_tower.", "mm_projector.")
 
 
 class Shards:
@@ -83,20 +80,10 @@ def open_shards(model_dir: Path) -> Shards:
             raise CheckpointError(
                 f"{model_dir / file_name} does not hold {name}, which {INDEX} places there; download both again"
             )
-    entries = _with_packed(_language_model(entries, model_dir))
+    entries = _with_packed(language_model(entries, model_dir))
     for entry in entries.values():
         _check_served(entry)
     return Shards(entries)
-
-
-def _language_model(entries: dict[str, Entry], model_dir: Path) -> dict[str, Entry]:
-    """The tensors of the language model by its own names, if they are those of a model that sees; else all."""
-    if not any(name.startswith((LANGUAGE_MODEL, *VISION)) for name in entries):
-        return entries
-    texts = {name.removeprefix(LANGUAGE_MODEL): each for name, each in entries.items() if not name.startswith(VISION)}
-    if not texts:
-        raise CheckpointError(f"{model_dir} holds a vision tower and no language model: only text is served")
-    return {name: replace(each, name=name) for name, each in texts.items()}
 
 
 def _with_packed(entries: Mapping[str, Entry]) -> dict[str, Entry]:

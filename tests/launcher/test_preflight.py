@@ -1,5 +1,6 @@
 import json
 import socket
+import struct
 import sys
 from pathlib import Path
 
@@ -83,6 +84,13 @@ def test_the_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     beyond = {"added_tokens": [{"id": checkpoint_config("tiny")["vocab_size"], "content": "<|end|>"}]}
     (checkpoint(tmp_path) / "tokenizer.json").write_text(json.dumps(beyond))
     with pytest.raises(ConfigError, match=r"tokenizer\.json has 321 tokens and the model 320: .* of another model"):
+        check_model_dir(tmp_path)
+
+
+def test_a_vision_tower_alone_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"vision_tower.patches": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    (checkpoint(tmp_path) / "model-1.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(CheckpointError, match="holds a vision tower and no language model: only text is served"):
         check_model_dir(tmp_path)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.support.checkpoints import edit_config, read_tensors, rewrite_as_one_file
+from tests.support.checkpoints import edit_config, rewrite_as_one_file
 from tools.make_checkpoint import make_checkpoint
 
 EXPERTS = re.compile(r"\.mlp\.experts\.\d+\.\w+_proj\.weight$")
@@ -181,9 +181,3 @@ def as_kimi_k25(source: Path) -> None:
         "vision_config": {"patch_size": 14},
     }
     (source / "config.json").write_text(json.dumps(config))
-
-
-def only_vision(source: Path) -> None:
-    """Leave nothing but what sees of such a checkpoint."""
-    tensors = {name: each for name, each in read_tensors(source).items() if not name.startswith("language_model.")}
-    save_file(tensors, source / "model.safetensors")

@@ -23,7 +23,7 @@ from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import generate, model_backend, random_prompt, read_tensors, rewrite_as_one_file
 from tests.support.int4 import WIDE, unpacked
 from tests.support.oracle_model import assert_greedy, load_oracle, oracle_logits, our_logits, relative_error
-from tests.support.packed import CONFIGS, as_kimi_k25, compressed_config, only_vision, packed_checkpoint
+from tests.support.packed import CONFIGS, as_kimi_k25, compressed_config, packed_checkpoint
 from tools.make_checkpoint import checkpoint_config
 
 CPU = torch.device("cpu")
@@ -199,11 +199,3 @@ def test_the_language_model_of_kimi_k25_is_served(tmp_path: Path) -> None:
     assert read_model_config(source).quantization == GROUPS_OF_32
     tokens = random_prompt(50)
     assert relative_error(our_logits(source, tokens, [3], [49, 1]), oracle_logits(load_oracle(twin), tokens)) < 1e-5
-
-
-def test_a_vision_tower_alone_is_refused(tmp_path: Path) -> None:
-    source, _ = packed_checkpoint(tmp_path, "compressed-tensors")
-    as_kimi_k25(source)
-    only_vision(source)
-    with pytest.raises(CheckpointError, match="holds a vision tower and no language model: only text is served"):
-        load_model(source, torch.float32, CPU)
