@@ -21,7 +21,6 @@ from gateway.decode_links import DecodeLinks
 from gateway.dispatcher import Dispatcher
 from gateway.intake import Intake
 from gateway.live import LiveGeneration
-from gateway.loop_turns import LoopTurns
 from gateway.prepared import Prepared
 from gateway.processes.ledger import Ledger
 from gateway.quotas import Quotas
@@ -33,6 +32,7 @@ from gateway.workers import WorkerDirectory
 from mesh.addresses import split_addresses
 from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, StreamGone
+from mesh.loop_turns import LoopTurns
 from mesh.observe import span
 from mesh.tracing import Sampler
 

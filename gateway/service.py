@@ -44,8 +44,9 @@ class GatewayService(gateway_pb2_grpc.GatewayServiceServicer):
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> None:
         self._gateway.sampler.begin()
         tenant = self._tenant(context)
-        ask = self._ask(request)
-        with_ids = request.return_token_ids
+        ask, with_ids = self._ask(request), request.return_token_ids
+        # The answer takes long, and the message's memory is needed no longer.
+        del request
         async with self._gateway.generate(ask, tenant, "grpc", context.time_remaining()) as live:
             await context.write(_started(live.generation))
             await _answer(live, with_ids, self._tokenizer(live), context.write)

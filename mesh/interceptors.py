@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from grpc import StatusCode
 from mesh.errors import InvalidRequest, MeshError, Overloaded, ShuttingDown, shortened
 from mesh.failures import STATUS_DETAILS_KEY, to_status
 from mesh.identity import Role, caller, check_role, identity_of
+from mesh.loop_turns import LoopTurns
 from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_SHED, RPC_STARTED
 from mesh.observe import new_request_id, request_id
 from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
@@ -32,6 +33,8 @@ ENDING_SECONDS = 2.0
 # Calls that wait for their client's message, and gRPC's own, which wait for news, take no place of other calls, but 20
 # KB each. A client without a key can open them, so this many times `max_calls` of either kind (0.65 GB) are the most.
 MOST_WAITING = 4
+# Takes less than a millisecond to read.
+SMALL_MESSAGE_BYTES = 65536
 # Prefix of gRPC's own services: health and reflection.
 GRPC_OWN = "/grpc."
 
@@ -70,6 +73,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         # Calls in the middle of a write. A write must not be cancelled: gRPC could then send the call no status and
         # would keep it open.
         self._writing: set[asyncio.Task[Any]] = set()
+        self._turns = LoopTurns()
 
     async def intercept_service(
         self,
@@ -92,7 +96,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         if deserializer is not None and handler.request_streaming:
             deserializer = _checking(deserializer)
         elif deserializer is not None:
-            behavior, deserializer = _refusing(behavior), _forgiving(deserializer)
+            behavior, deserializer = _reading(behavior, deserializer), None
         wrapped = self._streaming(method, behavior) if handler.response_streaming else self._unary(method, behavior)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         rewrapped: grpc.RpcMethodHandler[Any, Any] = make(wrapped, deserializer, handler.response_serializer)
@@ -120,11 +124,23 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         task.add_done_callback(self._silent.discard)
         return True
 
+    async def _turn(self, request: object) -> None:
+        """Wait, if the request is a large message, until no other such is read in this pass of the event loop."""
+        if isinstance(request, bytes) and len(request) > SMALL_MESSAGE_BYTES:
+            await self._turns.next()
+
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._edge(method, context):
                 self._check_room(method)
-                return await behavior(request, context)
+                await self._turn(request)
+                called = behavior(request, context)
+                del request
+                try:
+                    return await called
+                except MeshError as error:
+                    _drop_frames(error)
+                    raise
 
         return call
 
@@ -134,21 +150,27 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             async with self._edge(method, context):
                 self._check_room(method)
+                await self._turn(request)
                 result = behavior(request, context)
-                if not hasattr(result, "__aiter__"):
-                    await result
-                    return
-                task = asyncio.current_task()
-                assert task is not None
-                async with aclosing(result) as responses:
-                    async for response in responses:
-                        self._writing.add(task)
-                        await context.write(response)
-                        self._writing.discard(task)
-                        if task in self._ended:
-                            raise _stopping()
+                del request
+                try:
+                    await (self._write(result, context) if hasattr(result, "__aiter__") else result)
+                except MeshError as error:
+                    _drop_frames(error)
+                    raise
 
         return call
+
+    async def _write(self, result: AsyncGenerator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        async with aclosing(result) as responses:
+            async for response in responses:
+                self._writing.add(task)
+                await context.write(response)
+                self._writing.discard(task)
+                if task in self._ended:
+                    raise _stopping()
 
     def _admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Set `caller`. Raises PermissionDenied if the method does not serve the caller's role."""
@@ -233,7 +255,7 @@ _HANDLERS = {
 
 
 def _checking(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """`deserializer` that raises InvalidRequest for a malformed message, where a stream's handler reads it."""
+    """`deserializer` that raises InvalidRequest for a malformed message."""
 
     def deserialize(data: bytes) -> Any:
         try:
@@ -244,25 +266,14 @@ def _checking(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return deserialize
 
 
-def _forgiving(deserializer: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """`deserializer` that returns an InvalidRequest for a malformed message: if it raised, gRPC would answer
-    UNKNOWN.
+def _reading(behavior: Behavior, deserializer: Callable[[bytes], Any]) -> Behavior:
+    """`behavior` for a message that nothing has read. Of many large ones that arrive at once each is thus gone before
+    the next is read: a message takes up to sixty times its bytes.
     """
+    read = _checking(deserializer)
 
-    def deserialize(data: bytes) -> Any:
-        try:
-            return deserializer(data)
-        except DecodeError as error:
-            return InvalidRequest(f"the message is malformed: {error}")
-
-    return deserialize
-
-
-def _refusing(behavior: Behavior) -> Behavior:
-    def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        if isinstance(request, InvalidRequest):
-            raise request
-        return behavior(request, context)
+    def call(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        return behavior(read(data), context)
 
     return call
 
@@ -283,6 +294,18 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: MeshError) 
         await context.abort(error.code, shortened(error.message), details)
     except grpc.aio.InternalError:
         raise _over() from None
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Let go of the functions that raised `error` and of what they hold, such as the request: gRPC keeps the error of a
+    call in a cycle with the call, until Python looks for garbage.
+    """
+    seen: set[BaseException] = set()
+    # An error that is raised from itself is its own cause.
+    while error is not None and error not in seen:
+        seen.add(error)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _stopping() -> ShuttingDown:

@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import logging
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,12 +21,22 @@ from mesh.outgoing_calls import request_metadata
 from mesh.server import MeshServer, Registration
 from tests.support.metric_values import value_of
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
+from tests.support.waiting import eventually
 
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 
 
 def serve(**behaviors: Any) -> MeshServer:
     return MeshServer(ServerConfig(), "test", [raw_registration(**behaviors)])
+
+
+def serve_raw(**handlers: Any) -> MeshServer:
+    """A server of whole method handlers, which deserialize."""
+
+    def add(servicer: None, server: grpc.aio.Server) -> None:
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    return MeshServer(ServerConfig(), "test", [Registration(add, None, SERVICE)])
 
 
 async def one_message() -> AsyncIterator[bytes]:
@@ -114,14 +126,51 @@ async def test_a_malformed_stream_message_is_refused_without_a_traceback(
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     behavior = make(read_all if kind == "stream_unary" else echo, request_deserializer=parse)
 
-    def add(servicer: None, server: grpc.aio.Server) -> None:
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {kind: behavior}),))
-
-    server = MeshServer(ServerConfig(), "test", [Registration(add, None, SERVICE)])
-    async with server, Channels().open(server.endpoint) as channel:
+    async with serve_raw(**{kind: behavior}) as server, Channels().open(server.endpoint) as channel:
         got = await error_of(channel, kind)
     assert isinstance(got, InvalidRequest)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_large_messages_at_once_are_read_one_by_one() -> None:
+    events: list[str] = []
+
+    def read(data: bytes) -> bytes:
+        events.append("read")
+        return data[:1]
+
+    async def handle(request: bytes, context: Any) -> bytes:
+        events.append("handled")
+        return request
+
+    behavior: Any = grpc.unary_unary_rpc_method_handler(handle, request_deserializer=read)
+
+    large = b"a" * 100_000
+    async with serve_raw(unary_unary=behavior) as server, Channels().open(server.endpoint) as channel:
+        answers = await asyncio.gather(*(raw_method(channel, "unary_unary")(large) for _ in range(5)))
+    assert (answers, events) == ([b"a"] * 5, ["read", "handled"] * 5)
+
+
+async def test_a_refused_call_leaves_no_request_behind() -> None:
+    read: list[weakref.ref[Any]] = []
+
+    class Message:
+        def __init__(self, data: bytes) -> None:
+            read.append(weakref.ref(self))
+
+    async def handle(request: Message, context: Any) -> bytes:
+        error = InvalidRequest("never", field=str(request))
+        # As where a field gets its client's name.
+        raise error from error
+
+    behavior: Any = grpc.unary_unary_rpc_method_handler(handle, request_deserializer=Message)
+    async with serve_raw(unary_unary=behavior) as server, Channels().open(server.endpoint) as channel:
+        gc.disable()
+        try:
+            assert isinstance(await error_of(channel, "unary_unary"), InvalidRequest)
+            await eventually(lambda: read[0]() is None)
+        finally:
+            gc.enable()
 
 
 class LeavingClient:

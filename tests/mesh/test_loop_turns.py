@@ -1,6 +1,6 @@
 import asyncio
 
-from gateway.loop_turns import LoopTurns
+from mesh.loop_turns import LoopTurns
 
 
 async def test_one_caller_goes_on_in_each_pass_of_the_loop() -> None:
