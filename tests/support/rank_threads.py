@@ -7,13 +7,14 @@ from typing import TypeVar
 
 from engine.parallel.layout import Layout, Place
 from engine.parallel.peers import GroupDescriptors, Peers
+from mesh.errors import RankLost
 
 ResultT = TypeVar("ResultT")
 
 
-def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT], limit_seconds: float = 20.0) -> list[ResultT]:
+def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT], limit_seconds: float = 60.0) -> list[ResultT]:
     """Call `act` on each rank; returns the results by rank. A rank leaves its peers when `act` returns. Raises the
-    first rank's error.
+    first rank's error, or that of a rank which the others only lost. The limit has room for a busy machine.
     """
     descriptors = [GroupDescriptors.create(layout.ranks_a_host, line) for line in _lines(layout.hosts)]
 
@@ -27,7 +28,11 @@ def on_each_rank(layout: Layout, act: Callable[[Peers], ResultT], limit_seconds:
 
     try:
         with ThreadPoolExecutor(layout.world) as pool:
-            return list(pool.map(run, range(layout.world)))
+            ranks = [pool.submit(run, rank) for rank in range(layout.world)]
+        errors = [error for rank in ranks if (error := rank.exception()) is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, RankLost)), errors[0])
+        return [rank.result() for rank in ranks]
     finally:
         for each in descriptors:
             each.close()
