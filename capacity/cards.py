@@ -1,13 +1,15 @@
 """The cards that `deepmesh plan` knows: one is measured, and the others are what their datasheets say.
 
-Rates are those of NVIDIA's datasheets of H100, H200, A100, L40S and HGX B200 and of its whitepaper of the Ada
-architecture, as retailers and clouds repeat them (most quote FLOP rates of sparse matrices, twice the dense ones). H20
-and H800 have no public datasheet, and server makers agree on theirs. The B200's 8 TB/s became 7.7: its driver reports a
-bus of 7,680 bits at 3,996 MHz (github.com/pytorch/ao/pull/4002).
+Rates are those of NVIDIA's datasheets of H100, H200, A100, L40S and HGX B200 and of its whitepapers of the Ada and RTX
+Blackwell architectures, as retailers and clouds repeat them (most quote FLOP rates of sparse matrices, twice the dense
+ones, and of the RTX 5090 those with sums in float16, twice as many again). H20 and H800 have no public datasheet, and
+server makers agree on theirs. The B200's 8 TB/s became 7.7: its driver reports a bus of 7,680 bits at 3,996 MHz
+(github.com/pytorch/ao/pull/4002).
 
 A datasheet's gigabytes of memory are neither 10^9 nor 2^30 bytes, so memory is what nvidia-smi shows: of H100, A100 and
-L40S by github.com/modal-labs/modal-client/pull/2797, of the RTX 4090 by github.com/RLinf/RLinf/issues/255, of the B200
-by github.com/NVIDIA/TensorRT-LLM/issues/10278. The H20 is taken to have as much of its 96 GiB as the H100 of 80.
+L40S by github.com/modal-labs/modal-client/pull/2797, of the RTX 4090 by github.com/RLinf/RLinf/issues/255, of the RTX
+5090 by github.com/noonghunna/club-3090/issues/617, of the B200 by github.com/NVIDIA/TensorRT-LLM/issues/10278. The H20
+is taken to have as much of its 96 GiB as the H100 of 80.
 """
 
 from collections.abc import Mapping
@@ -66,6 +68,9 @@ _SHEETS: Mapping[str, Datasheet] = MappingProxyType(
         "a100": Datasheet("NVIDIA A100 datasheet, SXM 80 GB", (8, 0), 81_920, 2.039e12, 312e12, None, PCIE_4),
         "l40s": Datasheet("NVIDIA L40S datasheet", (8, 9), 46_068, 0.864e12, 362e12, 733e12, PCIE_4),
         "rtx4090": Datasheet("NVIDIA Ada whitepaper, RTX 4090", (8, 9), 24_564, 1.008e12, 165.2e12, 330.3e12, PCIE_4),
+        "rtx5090": Datasheet(
+            "NVIDIA RTX Blackwell whitepaper, RTX 5090", (12, 0), 32_607, 1.792e12, 209.5e12, 419e12, PCIE_5
+        ),
         "b200": Datasheet("NVIDIA HGX B200 datasheet", (10, 0), 183_359, 7.7e12, 2250e12, 4500e12, PCIE_5),
     }
 )

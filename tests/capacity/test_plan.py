@@ -20,6 +20,7 @@ PEAK_FLOPS_A_BYTE = {
     "a100": 312 / 2.039,
     "l40s": 362 / 0.864,
     "rtx4090": 165.2 / 1.008,
+    "rtx5090": 209.5 / 1.792,
     "b200": 2250 / 7.7,
 }
 
@@ -102,7 +103,7 @@ def test_packed_weights_are_planned_as_quantized_again() -> None:
     assert plan(packed, EIGHT) == plan(int4, EIGHT)
 
 
-@pytest.mark.parametrize("gpu", ["h100", "h20", "h800", "a100", "l40s", "rtx4090", "b200"])
+@pytest.mark.parametrize("gpu", ["h100", "h20", "h800", "a100", "l40s", "rtx4090", "rtx5090", "b200"])
 def test_a_card_by_datasheet_keeps_up_less_than_its_peaks(gpu: str) -> None:
     card = GPUS[gpu]
     assert not card.measured and "NVIDIA" in card.source
@@ -137,7 +138,7 @@ def test_a_card_without_fp8_multiplies_in_bf16() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"gpu": "v100"}, "known are h200, h100, h20, h800, a100, l40s, rtx4090, b200"),
+        ({"gpu": "v100"}, "known are h200, h100, h20, h800, a100, l40s, rtx4090, rtx5090, b200"),
         ({"gpus": 257}, "expected one to 256, as many as the model has experts"),
         ({"gpus": 0}, "--gpus 0: "),
         ({"offloaded": 2}, "expected 3 to 58 layers"),
