@@ -96,8 +96,11 @@ class LaunchedStep:
         assert logits is not None, "a step draws once"
         if self._drawing:
             token_ids = self._sampler.draw(logits, self._drawn_rows, self._state.drawn)
-            drawing = to_indices(self._drawing, self._state.device)
-            self._state.drawn[drawing] = token_ids
+            if len(self._drawing) == self._rows:
+                # Mostly all rows draw: then no indices have to go to the device.
+                self._state.drawn[: self._rows] = token_ids
+            else:
+                self._state.drawn[to_indices(self._drawing, self._state.device)] = token_ids
             self._pending = PendingSamples(logits, token_ids, self._drawn_rows)
         if self._events is not None:
             self._events.enqueued()
