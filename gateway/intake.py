@@ -94,10 +94,8 @@ class Intake:
         limits, text = self._catalog.limits(model), self._catalog.text(model)
         _check(ask, model, limits, text.tokenizer)
         with span("gateway.encode"):
-            try:
+            with ask.names.given():
                 encoded = await self._encode(ask.prompt, model, ask.form)
-            except InvalidRequest as error:
-                raise ask.names.of(error) from error
             token_ids = truncated(encoded.token_ids, ask.truncate_prompt_tokens, ask.max_tokens, limits)
             max_tokens = completion_room(len(token_ids), ask.max_tokens, limits, ask.names)
             check_prompt_logprobs(ask.sampling, len(token_ids))

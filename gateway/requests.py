@@ -1,6 +1,7 @@
 """The limits of what a client may ask for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from mesh.domain.sparse_prefill import FIELD, SparsePrefill
@@ -23,11 +24,15 @@ class FieldNames:
     # Whether chats are sent as `messages`. If not, an error in a message counts as an error of the prompt.
     has_messages: bool = True
 
-    def of(self, error: InvalidRequest) -> InvalidRequest:
-        """The error, with the API's own name of the prompt's field."""
-        if self.has_messages or not error.metadata.get("field", "").startswith("messages"):
-            return error
-        return type(error)(error.message, field=self.prompt)
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Give errors of the block the API's own name of the prompt's field."""
+        try:
+            yield
+        except InvalidRequest as error:
+            if self.has_messages or not error.metadata.get("field", "").startswith("messages"):
+                raise
+            raise type(error)(error.message, field=self.prompt) from error
 
 
 OUR_NAMES = FieldNames()

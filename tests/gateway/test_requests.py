@@ -3,6 +3,7 @@ import pytest
 from gateway.requests import (
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
+    FieldNames,
     ModelLimits,
     completion_room,
     validate_stop_strings,
@@ -52,3 +53,16 @@ def test_bad_stop_strings_are_refused(strings: list[str]) -> None:
 def test_a_lone_surrogate_is_located() -> None:
     with pytest.raises(InvalidRequest, match="lone surrogate at 2"):
         validate_text("ab\ud800", field="prompt")
+
+
+def test_errors_of_messages_name_the_prompt_elsewhere() -> None:
+    with pytest.raises(InvalidRequest) as caught, FieldNames(prompt="input", has_messages=False).given():
+        raise InvalidRequest("no", field="messages[0].content")
+    assert caught.value.metadata == {"field": "input"}
+
+
+def test_an_error_is_not_its_own_cause() -> None:
+    # It would stay in memory with the whole request until Python looks for garbage.
+    with pytest.raises(InvalidRequest) as caught, FieldNames().given():
+        raise InvalidRequest("no", field="messages[0].content")
+    assert (caught.value.metadata, caught.value.__cause__) == ({"field": "messages[0].content"}, None)
