@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import HttpConfig
-from gateway.openai import server
+from gateway.openai import connections, server
 from gateway.openai.connections import MAX_HEAD_BYTES, MAX_PIPELINED
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 from tests.support.fake_decode import FakeDecodeWorker
@@ -182,7 +182,8 @@ async def test_a_client_that_only_stops_sending_is_answered(version: bytes, stre
 
 
 @pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-async def test_nothing_is_computed_for_a_client_that_is_gone(version: bytes) -> None:
+async def test_nothing_is_computed_for_a_client_that_is_gone(version: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PATIENCE_WITHOUT_PROBE_SECONDS", 0.01)
     async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
         # Its answer would take 40 s.
         _, writer = await connect(mesh, completion(version, max_tokens=4_000, ignore_eos=True))
