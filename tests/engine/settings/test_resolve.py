@@ -226,7 +226,7 @@ def test_exact_keeps_published_formats_whatever_was_shown() -> None:
 
 def test_formats_that_stay_are_told_with_their_reason() -> None:
     told = {each.key: each.reason for each in resolved().told}
-    assert "but with earlier weights more answers were lost than by chance (docs/quality-gpu.md)" in told["kv_dtype"]
+    assert "but with earlier weights 11 of 600 answers were lost and 3 won (docs/quality-gpu.md)" in told["kv_dtype"]
     assert "on single GPUs alone" in told["prompt_attention_dtype"]
     assert "max_requests" in told and "graph_rows" not in told
 
