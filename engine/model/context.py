@@ -129,6 +129,8 @@ class ForwardContext:
     workspace: Workspace
     # Tokens at the end that belong to no row: they pad the step to a size.
     padding: int = 0
+    # Tokens at the start that belong to rows that decode. What they attend to is their own rows', and not other ranks'.
+    decoding: int = 0
     # [own rows] bool: `real` of this rank's share of the rows. Set by the model; padding goes to no expert.
     counted: torch.Tensor | None = None
     # Set if tokens attend to others of their chunk that other ranks compute in this step.

@@ -73,7 +73,8 @@ def join_context(
     ]
     if prompts:
         parts.append(_prompt_tensors(prompts, state))
-    stops = list(accumulate((row.tokens for row in prompts), initial=spans[-1][1] if spans else 0))
+    decoding_tokens = spans[-1][1] if spans else 0
+    stops = list(accumulate((row.tokens for row in prompts), initial=decoding_tokens))
     padding = 0 if size is None else size - stops[-1]
     if padding:
         parts.append(_padding_tensors(padding, state))
@@ -94,6 +95,7 @@ def join_context(
         kv_scale=state.kv_scale,
         workspace=state.workspace,
         padding=padding,
+        decoding=decoding_tokens,
         index_pool=state.index_pool,
         indexed=_indexed(forms),
         masked=masked,
@@ -104,7 +106,8 @@ def join_context(
 def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
     """The context of rows that decode and all want logits. Made of tensors alone, so a graph can capture it."""
     token_ids, rotations, slots, real, lengths = rows.placed(state)
-    forms = [_decode_form(rows, lengths, 0, rows.rows * rows.row_tokens, state)]
+    tokens = rows.rows * rows.row_tokens
+    forms = [_decode_form(rows, lengths, 0, tokens, state)]
     return ForwardContext(
         token_ids=token_ids,
         rotations=rotations,
@@ -116,6 +119,7 @@ def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
         kv_pool=state.kv_pool,
         kv_scale=state.kv_scale,
         workspace=state.workspace,
+        decoding=tokens,
         index_pool=state.index_pool,
         indexed=_indexed(forms),
     )

@@ -106,12 +106,14 @@ class _DecodingRows:
         return [AbsorbedRows(0, rows, plan_decode(self._table[:rows], self._lengths[:rows]))] if rows else []
 
     def take(self, context: ForwardContext) -> list[AbsorbedRows]:
-        """Makes the step's first rows those of the captured steps, as far as they fit. Returns the rows that are left.
+        """Makes the step's rows that decode those of the captured steps, as far as they fit. Returns the rows that are
+        left.
 
-        Each token of a row attends to those before it: their latents are written before a layer attends.
+        Each token of a row attends to those before it: their latents are written before a layer attends. Those of a
+        chunk that ranks compute together come later, between the captured pieces.
         """
-        taken, left = 0, list(context.absorbed)
-        while left and left[0].first == taken and left[0].stop <= len(self._lengths):
+        taken, left, most = 0, list(context.absorbed), min(len(self._lengths), context.decoding)
+        while left and left[0].first == taken and left[0].stop <= most:
             rows = left.pop(0)
             plan, own = rows.plan, slice(taken, rows.stop)
             self._table[own, : plan.block_table.shape[1]] = plan.block_table.repeat_interleave(plan.query_tokens, dim=0)

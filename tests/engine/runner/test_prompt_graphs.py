@@ -1,6 +1,7 @@
 """Steps with prompts as captured pieces. Here the pieces run eagerly on a CPU; on a GPU they are graphs."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 from engine.batch import Batch, shape_of
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
+from engine.model.context import SharedLatents
+from engine.model.inputs import build_context
 from engine.runner.backend import ModelBackend
+from engine.runner.prompt_graphs import PromptGraphs
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import execute, model_backend, prompt_row, random_prompt, tiny_checkpoint
-from tests.support.eager_graphs import give_prompt_graphs, pad_steps
+from tests.support.eager_graphs import EagerCapture, give_prompt_graphs, pad_steps
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 from tests.support.errors import relative_error
 
@@ -115,6 +119,29 @@ def test_pieces_of_a_quantized_model_write_the_same_kv(tmp_path: Path) -> None:
         execute(backend, *rows)
         pools.append(backend.state.kv_pool[:, :5].float())
     assert captures[0].runs == 2 and relative_error(pools[1], pools[0]) < 1e-2
+
+
+def test_pieces_of_divided_chunks_wait_for_other_ranks_latents(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank has computed what this one's few tokens attend to, and each layer's latents come with the layer."""
+    backend = model_backend(checkpoint, **settings_of())
+    step(backend, 70)
+    graphs = PromptGraphs(backend.weights, backend.state, [16], EagerCapture())
+    row = prompt_row(random_prompt(80), 70, 75, range(4))
+    context = build_context(backend.weights.config, [row], backend.state, 16)
+    assert context.absorbed and not context.expanded
+    pool = backend.state.kv_pool
+    with torch.inference_mode():
+        expected = backend.weights.hidden_states(context)
+        computed = pool.clone()
+        pool.zero_()
+        monkeypatch.setattr(
+            "engine.model.mla.exchange_kv", lambda context, shared, layer, everybody: pool[layer].copy_(computed[layer])
+        )
+        none = torch.empty(0, dtype=torch.int64)
+        found = graphs.hidden_states(replace(context, shared_latents=SharedLatents(none, none, none)), None)
+    torch.testing.assert_close(found[:5], expected[:5])
 
 
 def step(backend: ModelBackend, tokens: int) -> list[int]:
