@@ -33,8 +33,6 @@ ENDING_SECONDS = 2.0
 # Calls that wait for their client's message, and gRPC's own, which wait for news, take no place of other calls, but 20
 # KB each. A client without a key can open them, so this many times `max_calls` of either kind (0.65 GB) are the most.
 MOST_WAITING = 4
-# Takes less than a millisecond to read.
-SMALL_MESSAGE_BYTES = 65536
 # Prefix of gRPC's own services: health and reflection.
 GRPC_OWN = "/grpc."
 
@@ -126,19 +124,20 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
 
     async def _turn(self, request: object) -> None:
         """Wait, if the request is a large message, until no other such is read in this pass of the event loop."""
-        if isinstance(request, bytes) and len(request) > SMALL_MESSAGE_BYTES:
-            await self._turns.next()
+        if isinstance(request, bytes):
+            await self._turns.next(len(request))
 
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._edge(method, context):
                 self._check_room(method)
                 await self._turn(request)
-                called = behavior(request, context)
-                del request
                 try:
+                    called = behavior(request, context)
+                    request = None
                     return await called
                 except MeshError as error:
+                    request = None
                     _drop_frames(error)
                     raise
 
@@ -151,11 +150,12 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
             async with self._edge(method, context):
                 self._check_room(method)
                 await self._turn(request)
-                result = behavior(request, context)
-                del request
                 try:
+                    result = behavior(request, context)
+                    request = None
                     await (self._write(result, context) if hasattr(result, "__aiter__") else result)
                 except MeshError as error:
+                    request = None
                     _drop_frames(error)
                     raise
 

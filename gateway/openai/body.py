@@ -14,9 +14,6 @@ from mesh.errors import BodyTooLarge, DeadlineExceeded, UnsupportedCoding
 # after they have sent everything.
 DISCARDED_TIMES = 8
 
-# Takes less than a millisecond to decode.
-SMALL_BODY_BYTES = 65536
-
 UNCOMPRESSED = frozenset(("", "identity", "chunked"))
 
 
@@ -40,8 +37,7 @@ async def read_body(gateway: Gateway, headers: Headers, receive: Receive) -> byt
             content = await _read(receive, limits.body_bytes)
     except TimeoutError:
         raise DeadlineExceeded(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
-    if len(content) > SMALL_BODY_BYTES:
-        await gateway.loop_turns.next()
+    await gateway.loop_turns.next(len(content))
     return content
 
 

@@ -151,23 +151,27 @@ async def test_large_messages_at_once_are_read_one_by_one() -> None:
     assert (answers, events) == ([b"a"] * 5, ["read", "handled"] * 5)
 
 
-async def test_a_refused_call_leaves_no_request_behind() -> None:
+@pytest.mark.parametrize("malformed", [False, True], ids=["refused", "malformed"])
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+async def test_a_refused_call_leaves_no_request_in_memory(kind: str, malformed: bool) -> None:
     read: list[weakref.ref[Any]] = []
 
     class Message:
         def __init__(self, data: bytes) -> None:
             read.append(weakref.ref(self))
+            if malformed:
+                raise DecodeError
 
     async def handle(request: Message, context: Any) -> bytes:
         error = InvalidRequest("never", field=str(request))
         # As where a field gets its client's name.
         raise error from error
 
-    behavior: Any = grpc.unary_unary_rpc_method_handler(handle, request_deserializer=Message)
-    async with serve_raw(unary_unary=behavior) as server, Channels().open(server.endpoint) as channel:
+    behavior = getattr(grpc, f"{kind}_rpc_method_handler")(handle, request_deserializer=Message)
+    async with serve_raw(**{kind: behavior}) as server, Channels().open(server.endpoint) as channel:
         gc.disable()
         try:
-            assert isinstance(await error_of(channel, "unary_unary"), InvalidRequest)
+            assert isinstance(await error_of(channel, kind), InvalidRequest)
             await eventually(lambda: read[0]() is None)
         finally:
             gc.enable()
