@@ -59,8 +59,8 @@ class LimitedConnection(HttpToolsProtocol):
     requests to change its protocol.
 
     A connection beyond the limit replaces the connection that has been idle for longest. If none is idle, the one that
-    has not sent its request's whole body for longest is answered 503, and if there is none, the new one. So is the one
-    with the largest body if those that arrive take too much memory.
+    has not sent its request's whole body for longest is answered 503, and if there is none, the new one. If the bodies
+    that arrive take too much memory, the connection with the largest is answered 503 too.
     """
 
     def __init__(
@@ -78,12 +78,8 @@ class LimitedConnection(HttpToolsProtocol):
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         # Whether the headers that were read last ask for another protocol: the parser will read them again.
         self._read_again = False
-        self._limits, self._lost, self._refusals, self._bodies = (
-            config.limits,
-            config.lost,
-            config.refusals,
-            config.bodies,
-        )
+        self._limits, self._lost = config.limits, config.lost
+        self._refusals, self._bodies = config.refusals, config.bodies
         self._header_timer: asyncio.TimerHandle | None = None
         self._idle_since = self.loop.time()
         # Bytes read since the headers, a part of the body or the message was last complete. They belong to a URL,

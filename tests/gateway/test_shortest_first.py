@@ -1,8 +1,9 @@
 """Long work of many clients on one thread."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from threading import Event
 
 import pytest
@@ -20,8 +21,7 @@ class Line:
         self.first = asyncio.create_task(self.thread.run(1000, self.free.wait))
 
     def add(self, name: str, size: int) -> asyncio.Task[None]:
-        work: Callable[[], None] = lambda: self.done.append(name)  # noqa: E731
-        return asyncio.create_task(self.thread.run(size, work))
+        return asyncio.create_task(self.thread.run(size, partial(self.done.append, name)))
 
 
 @asynccontextmanager
