@@ -40,7 +40,7 @@ class AskedStore(Store):
 
 def shared(store: Store, name: str, own: int, hosts: int, value: object) -> list[Any]:
     """The values of all hosts, in order. Called by one rank of each host at once. own: its host's number."""
-    # It makes bytes of what it is given, for stores that are written in Python.
+    # Not the store itself, which may be written in Python: torch gives that bytes only through a PrefixStore.
     part = PrefixStore(name, store)
     part.set(str(own), json.dumps(value))
     return [json.loads(part.get(str(host))) for host in range(hosts)]

@@ -22,7 +22,7 @@ Expand = Callable[[slice], ExpandedKeys]
 
 @dataclass(frozen=True, slots=True)
 class ExpandedRows:
-    """Tokens [first, stop) of the batch that attend in the expanded form: rows without a prefix, or with one each."""
+    """Tokens [first, stop) of the batch that attend in the expanded form: rows with or without a prefix each."""
 
     first: int
     stop: int

@@ -152,12 +152,14 @@ def draw_tokens(logits: torch.Tensor, rows: Sequence[Row], positions: torch.Tens
 
 @torch.inference_mode()
 def draw_nothing(vocabulary_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Draw in all ways from logits of this dtype, and from changed ones, so that the kernels of draws are compiled."""
-    for each in (dtype, torch.float32):
-        logits = torch.zeros(2, vocabulary_size, dtype=each, device=device)
+    """Draw in all ways from logits of this dtype, and of float32, as those that a request changes are, so that the
+    kernels of draws are compiled.
+    """
+    changed = torch.zeros(2, vocabulary_size, dtype=torch.float32, device=device)
+    penalize(changed, torch.zeros_like(changed, dtype=torch.int32), [Penalty(0, 1.0, 0.0, 0.0)] * 2)
+    for logits in (changed.to(dtype), changed):
         for sampling in (Sampling(), Sampling(temperature=1.0, top_p=0.9, top_k=50)):
             draw_tokens(logits, [Row([0], 0, [0], sampling)] * 2)
-    penalize(logits, torch.zeros_like(logits, dtype=torch.int32), [Penalty(0, 1.0, 0.0, 0.0)] * 2)
 
 
 class PendingSamples:

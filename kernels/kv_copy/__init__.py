@@ -42,9 +42,9 @@ def read_quantized(
     """The latents at these slots, in order: the first `width` numbers of each in e4m3, and [tokens, rest] the others as
     `read_latents` returns them.
 
-    Numbers of an e4m3 pool stay as they are stored: their groups all have the pool's scale. Others are quantized as by
-    `kernels.act_quant.quantize`, with scales that are powers of two if `powers`. Pool and slots are those of
-    `read_latents`; width: a multiple of 128.
+    Numbers of an e4m3 pool stay as they are stored: their groups all have the pool's scale, be it a power of two or
+    not. Others are quantized as by `kernels.act_quant.quantize`, with scales that are powers of two if `powers`. Pool
+    and slots are those of `read_latents`; width: a multiple of 128.
     """
     assert pool.is_contiguous() and width % GROUP == 0 and width < pool.shape[2]
     assert pool.dtype == COMPRESSED or (pool.dtype == dtype and scale == 1.0)

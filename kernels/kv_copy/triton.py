@@ -52,7 +52,7 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
 
 
 # A program reads one latent, makes e4m3 of a part of it, or keeps that where it is stored so, and converts the rest.
-# Reads a value in the pool's dtype, writes 1 byte of these and 2 of the others.
+# Reads each value once; writes 1 byte of each that is quantized, 4 of each group of them, and 2 of each other one.
 @triton.jit(do_not_specialize=["scale_stride"])
 def _read_quantized(
     pool, slots, values, scales, rest, width, quantized, scale, scale_stride,
