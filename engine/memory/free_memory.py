@@ -27,17 +27,18 @@ def may_keep_all(device: torch.device, share: float) -> None:
         torch.cuda.set_per_process_memory_fraction(share)
 
 
-def leave_to_driver(device: torch.device, share: float) -> None:
+def leave_to_driver(device: torch.device, share: float, transfers_bytes: int) -> None:
     """Have torch leave some memory to the driver, which loads kernels that are first needed while the worker serves.
 
     Torch keeps what steps have freed, in pieces that do not fit the next ones. At its limit it gives these back before
     it takes more, and without a limit only once the driver has nothing left: of four H200 two had 3 MB after a load.
-    What the start's largest steps took stays within the limit.
+    What the start's largest steps took stays within the limit. transfers_bytes: of the GPU, which transfers take next,
+    and past torch.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         reserved = torch.cuda.memory_reserved(device)
         steps = torch.cuda.max_memory_reserved(device) - reserved
-        left = min(DRIVER_BYTES, max(free - steps, 0))
-        torch.cuda.set_per_process_memory_fraction(min((reserved + free - left) / total, share))
+        more = min(max(free - transfers_bytes - DRIVER_BYTES, steps), free)
+        torch.cuda.set_per_process_memory_fraction(min((reserved + more) / total, share))

@@ -19,6 +19,7 @@ from engine.drafts.relaxation import RelaxationRule
 from engine.exchange.alone import Alone
 from engine.exchange.interface import RankExchange
 from engine.memory.free_memory import leave_to_driver, may_keep_all
+from engine.memory.memory_plan import transfer_bytes
 from engine.memory.pool_check import Serving, lacking_bytes, settle_pool
 from engine.memory.pool_plan import PoolPlan, device_state, longest_context, plan_pool
 from engine.memory.room import host_slots
@@ -132,7 +133,7 @@ class ModelBackend:
         times.mark("speed")
         # Made after all steps that no request asked for, so that their choices of experts do not count.
         self._balancer = balancer_of(self._model, exchange, config.settled_balance)
-        leave_to_driver(self._model.device, config.memory_share)
+        leave_to_driver(self._model.device, config.memory_share, transfer_bytes(config.transfer))
         log_ready(resolved, self.device_name, loaded, self._pool, self._model.device)
 
     def _load(self, resolved: ResolvedEngineConfig, exchange: RankExchange | None) -> Model:
