@@ -2,6 +2,7 @@ import json
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,14 @@ def checkpoint(directory: Path, shards: int = 2) -> Path:
     (directory / "config.json").write_text(json.dumps(checkpoint_config("tiny")))
     (directory / "tokenizer.json").write_text("{}")
     for name in names:
-        (directory / name).write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+        (directory / name).write_bytes(shard_file({}))
     return directory
+
+
+def shard_file(header: Mapping[str, object], data: bytes = b"") -> bytes:
+    """As safetensors writes it."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
 
 
 def test_a_complete_checkpoint_passes(tmp_path: Path) -> None:
@@ -88,8 +95,8 @@ def test_the_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_vision_tower_alone_is_refused(tmp_path: Path) -> None:
-    header = json.dumps({"vision_tower.patches": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
-    (checkpoint(tmp_path) / "model-1.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    header = {"vision_tower.patches": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}
+    (checkpoint(tmp_path) / "model-1.safetensors").write_bytes(shard_file(header))
     with pytest.raises(CheckpointError, match="holds a vision tower and no language model: only text is served"):
         check_model_dir(tmp_path)
 
@@ -109,8 +116,8 @@ def test_an_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_truncated_shard_is_refused_before_a_process_starts(tmp_path: Path) -> None:
-    header = json.dumps({"layer": {"dtype": "BF16", "shape": [8, 8], "data_offsets": [0, 128]}}).encode()
-    (checkpoint(tmp_path) / "model-1.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(127))
+    header = {"layer": {"dtype": "BF16", "shape": [8, 8], "data_offsets": [0, 128]}}
+    (checkpoint(tmp_path) / "model-1.safetensors").write_bytes(shard_file(header, bytes(127)))
     with pytest.raises(CheckpointError, match=r"model-1\.safetensors is truncated: \d+ bytes of \d+"):
         check_model_dir(tmp_path)
 

@@ -90,7 +90,7 @@ BAD_BODIES: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "too many tools": (CHAT, {"messages": HELLO, "tools": [TOOL] * (MAX_TOOLS + 1)}, "tools"),
     "too many messages to tokenize": ("/tokenize", {"messages": HELLO * (MAX_MESSAGES + 1)}, "messages"),
     "too many token ids": (COMPLETIONS, {"prompt": [1] * 1_000_001}, "prompt"),
-    "too many tokens to spell": ("/detokenize", {"tokens": [1] * 1_000_001}, "tokens"),
+    "too many tokens to spell": ("/detokenize", {"tokens": [1] * (FakeDecodeWorker.context_tokens + 1)}, "tokens"),
     "tool calls": (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id"),
 }
 
