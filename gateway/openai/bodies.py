@@ -10,7 +10,7 @@ class BodyReader(Protocol):
 
 
 class ArrivingBodies:
-    """While they have more than `most_bytes`, the largest is given up; small ones, as most are, never are."""
+    """While they have more than `most_bytes`, the largest is given up, so clients with small ones notice nothing."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
