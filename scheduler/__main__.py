@@ -108,7 +108,7 @@ async def running(config: SchedulerConfig) -> AsyncIterator[MeshServer]:
         if pod_costs is not None:
             works += [pod_costs.run(config.pods.period_seconds)]
         async with background(*works):
-            registry.listen()
+            registry.begin_gathering()
             await server.ready()
             yield server
 

@@ -44,7 +44,7 @@ class Registry:
         self.version = 0
         self._clock = clock
         self._config = lease
-        self.listen()
+        self.begin_gathering()
         self._costs = costs
         self._workers: dict[str, Worker] = {}
         self._roles: Counter[WorkerRole] = Counter()
@@ -57,7 +57,7 @@ class Registry:
         self._streams = 0
         self._change = asyncio.Event()
 
-    def listen(self) -> None:
+    def begin_gathering(self) -> None:
         """Called once workers can report, which may be long after this registry was made: imports may follow."""
         self._complete_at = self._clock() + self._config.gathering_seconds
 

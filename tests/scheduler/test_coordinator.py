@@ -194,7 +194,7 @@ async def test_a_young_scheduler_refuses_nothing_for_good() -> None:
     scheduling = Scheduling(gather_seconds=10.0)
     # What lies between the registry and its server, such as imports, does not count.
     scheduling.clock.now += 20.0
-    scheduling.registry.listen()
+    scheduling.registry.begin_gathering()
     with pytest.raises(NoWorkerYet) as none_known:
         await scheduling.place()
     assert none_known.value.retry_after_ms == 1000
