@@ -75,9 +75,9 @@ def _roles(plan: MeshPlan) -> tuple[str, ...]:
 
 
 def check_model_dir(directory: Path, *, weights: bool = True) -> None:
-    """Raises CheckpointError for a model that is not served, or if files are missing or truncated; without `weights`
-    those of the weights may be; ConfigError for a tokenizer that is damaged or another model's. The worker that loads
-    the files checks whether they have the model's tensors.
+    """Raises CheckpointError for a model that is not served, or if files are missing or truncated, and ConfigError for
+    a tokenizer that is damaged or another model's. Without `weights` the files of the weights are not looked at. The
+    worker that loads them checks whether they have the model's tensors.
     """
     config = read_model_config(directory)
     vocabulary = tokenizer_path(directory) or directory / TOKENIZER_FILE
