@@ -88,8 +88,10 @@ def compiling_draws(vocabulary_size: int, resolved: ResolvedEngineConfig) -> Ite
         return
     dtype = getattr(torch, resolved.dtype)
     thread = _begin("draws", partial(draw_nothing, vocabulary_size, dtype, torch.device(resolved.device)))
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _begin(what: str, run: Callable[[], None]) -> Thread:

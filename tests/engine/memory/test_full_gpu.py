@@ -13,15 +13,15 @@ from worker.ranks.client import RankClient
 
 
 @pytest.mark.parametrize(
-    ("free", "own", "held"), [(2, 5, "91.9 of its 100.0 GB"), (60, 40, "0.0 of its 100.0 GB")], ids=["others", "itself"]
+    ("free", "own", "told"),
+    [(2, 5, "other processes hold 91.9 of its 100.0 GB, "), (1, 98, "this rank alone needs more than its 100.0 GB")],
+    ids=["others", "itself"],
 )
-def test_the_error_tells_what_other_processes_hold(
-    free: int, own: int, held: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_tells_who_holds_a_full_gpu(free: int, own: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert round(LIBRARY_BYTES / 1e9, 1) == 1.1
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * 10**9, 100 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: own * 10**9)
-    assert f"other processes hold {held}, " in full_gpu(torch.device("cuda")).message
+    assert told in full_gpu(torch.device("cuda")).message
 
 
 @pytest.mark.gpu
