@@ -75,9 +75,9 @@ def _roles(plan: MeshPlan) -> tuple[str, ...]:
 
 
 def check_model_dir(directory: Path, *, weights: bool = True) -> None:
-    """Raises CheckpointError for a model that is not served, or if files are missing or truncated, and ConfigError for
-    a tokenizer that is damaged or another model's. Without `weights` the files of the weights are not looked at. The
-    worker that loads them checks whether they have the model's tensors.
+    """Raises CheckpointError for a model that is not served, or if files are missing, unreadable or truncated, and
+    ConfigError for a tokenizer that is damaged or another model's. Without `weights` the files of the weights are not
+    looked at. The worker that loads them checks whether they have the model's tensors.
     """
     config = read_model_config(directory)
     vocabulary = tokenizer_path(directory) or directory / TOKENIZER_FILE
@@ -99,9 +99,14 @@ def check_model_dir(directory: Path, *, weights: bool = True) -> None:
 
 
 def _is_pointer(path: Path) -> bool:
-    """Whether it is what a clone without Git LFS leaves in place of a large file."""
-    with path.open("rb") as file:
-        return file.read(len(LFS_POINTER)) == LFS_POINTER
+    """Whether it is what a clone without Git LFS leaves in place of a large file. Raises CheckpointError if it cannot
+    be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
 
 
 def check_kept_weights(spec: ServiceSpec, engine: EngineConfig) -> None:

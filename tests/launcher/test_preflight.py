@@ -1,9 +1,11 @@
+import errno
 import json
 import socket
 import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +101,20 @@ def test_a_vision_tower_alone_is_refused(tmp_path: Path) -> None:
     (checkpoint(tmp_path) / "model-1.safetensors").write_bytes(shard_file(header))
     with pytest.raises(CheckpointError, match="holds a vision tower and no language model: only text is served"):
         check_model_dir(tmp_path)
+
+
+def test_a_shard_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, opened = checkpoint(tmp_path), Path.open
+
+    # No file is unreadable to the super user, as whom tests may run.
+    def refuse_shards(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse_shards)
+    with pytest.raises(CheckpointError, match=r"cannot read .*model-0\.safetensors: Permission denied"):
+        check_model_dir(directory)
 
 
 def test_no_weights_at_all_are_missed(tmp_path: Path) -> None:
