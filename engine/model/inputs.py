@@ -33,12 +33,13 @@ TokenTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 def build_context(
     config: ModelConfig, rows: Sequence[Row], state: DeviceState, size: int | None = None
 ) -> ForwardContext:
-    """The leading rows of one token, or of one token and equally many drafts, decode together; every other row attends
-    in its cheaper form.
+    """The leading rows that draw after one token, or after one token and equally many drafts, decode together; every
+    other row attends in its cheaper form.
 
     size: the number of tokens to which the step is padded; None pads nothing.
     """
-    decoding = list(takewhile(lambda row: row.decodes and not row.shared, rows))
+    # A row that draws nothing may be a piece of a chunk that ranks divide, whose keys come layer by layer.
+    decoding = list(takewhile(lambda row: row.decodes and row.sampling is not None and not row.shared, rows))
     groups = decode_groups(decoding, state, blocks_of(decoding))
     sampled = to_device(np.array(last_tokens(rows), np.int64), state.device)
     return join_context(config, groups, rows[len(decoding) :], state, size, sampled=sampled)

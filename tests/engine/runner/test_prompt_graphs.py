@@ -128,8 +128,9 @@ def test_pieces_of_divided_chunks_wait_for_other_ranks_latents(
     backend = model_backend(checkpoint, **settings_of())
     step(backend, 70)
     graphs = PromptGraphs(backend.weights, backend.state, [16], EagerCapture())
-    row = prompt_row(random_prompt(80), 70, 75, range(4))
-    context = build_context(backend.weights.config, [row], backend.state, 16)
+    # Pieces may have one token, as rows that decode do.
+    rows = [prompt_row(random_prompt(80), *bounds, range(4), last=False) for bounds in ((70, 71), (71, 75))]
+    context = build_context(backend.weights.config, rows, backend.state, 16)
     assert context.absorbed and not context.expanded
     pool = backend.state.kv_pool
     with torch.inference_mode():
