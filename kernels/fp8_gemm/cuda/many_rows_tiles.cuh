@@ -103,17 +103,3 @@ template <int WIDTH>
 constexpr int STEP = WIDTH > BLOCK ? 1 : 4;
 template <int WIDTH>
 __device__ __forceinline__ int blocks_of(int blocks) { return ceiling(blocks, STEP<WIDTH>) * STEP<WIDTH>; }
-
-// A place in the ring of stages.
-template <int STAGES>
-struct Turn {
-  int stage = 0;
-  u32 phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};

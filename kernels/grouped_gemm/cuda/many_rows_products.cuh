@@ -32,7 +32,7 @@ struct Consumer {
   const Arguments& given;
   // 0 or 1, the same for a whole warp, as the compiler knows: so descriptors stay in uniform registers.
   int half;
-  Turn turn;
+  Turn<STAGES> turn;
 
   __device__ __forceinline__ void run() {
     Tiles<OUTPUTS> tiles{shared, given};

@@ -90,19 +90,6 @@ struct Tiles {
   }
 };
 
-// A place in the ring of stages.
-struct Turn {
-  int stage = 0;
-  u32 phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
-
 // Copies a box of [inputs, eight rows, both halves, every eighth row, experts].
 __device__ __forceinline__ void copy_box_of_both(void* target, const TensorMap& map, int column, int eight, int expert, u64* barrier) {
   asm volatile(
@@ -114,7 +101,7 @@ __device__ __forceinline__ void copy_box_of_both(void* target, const TensorMap& 
 template <bool GATED>
 __device__ __forceinline__ void copy_operands(Shared& shared, const Arguments& given) {
   Tiles<GATED ? LINES / 2 : LINES> tiles{shared, given};
-  Turn turn;
+  Turn<STAGES> turn;
   Tile tile;
   int rank = blockIdx.x % CTAS;
   while (tiles.next(tile)) {

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "../../cuda/cluster.cuh"
 #include "units.cuh"
 
 // A block of the pool: its keys, then their scales. As rows of 128 bytes.
@@ -31,7 +32,7 @@ struct Shared {
       init_barrier(&full[stage], 1);
       init_barrier(&empty[stage], READERS * 4);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_barrier_init();
   }
 };
 
