@@ -14,7 +14,9 @@ from engine.batch import Batch, Row
 from engine.exchange.interface import RankExchange
 from engine.moves.host_slots import HostSlots
 from engine.parallel.layout import Group
+from engine.runner.block_copies import copy_blocks
 from kernels.host_copy import to_indices
+from kernels.kv_copy.words import as_words
 from transfer.memory import Check, Done, HostSource, KeyedPieces, KvMemory, Pending, Pool
 from transfer.segments import Tile
 
@@ -46,8 +48,7 @@ class Following:
         bytes of a block in a layer.
         """
         self._exchange = exchange
-        # [layers, blocks, words] each: the device moves single bytes several times as slowly.
-        self._planes = [plane.flatten(2).view(torch.uint8).view(torch.int64) for plane in planes]
+        self._planes = as_words(planes)
         self._leads = exchange.place.leads
         self._landings: deque[tuple[LandedKv, Pending[object]]] = deque()
         self._encoder = msgspec.msgpack.Encoder(enc_hook=list)
@@ -91,13 +92,8 @@ class Following:
     def _copy(self, landed: LandedKv) -> None:
         layers = slice(landed.first_layer, landed.first_layer + landed.layer_count)
         blocks = to_indices(landed.blocks, self._planes[0].device)
-        for plane in self._planes:
-            written = plane[layers]
-            if self._leads:
-                self._exchange.broadcast(written.index_select(1, blocks), Group.TP, _FIRST)
-            else:
-                place = written.new_empty(len(written), len(blocks), written.shape[2])
-                written.index_copy_(1, blocks, self._exchange.broadcast(place, Group.TP, _FIRST))
+        written = [plane[layers] for plane in self._planes]
+        copy_blocks(self._exchange, written, blocks, Group.TP, _FIRST, sends=self._leads)
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
         """The first rank's data, on every rank."""

@@ -17,8 +17,10 @@ from engine.model.context import DeviceState, SharedLatents
 from engine.model.expert_group import ExpertGroup
 from engine.model.inputs import slots_between
 from engine.parallel.layout import Group
+from engine.runner.block_copies import copy_blocks
 from engine.runner.spread import Division, Offer, chosen, offered, other_tokens
-from kernels.host_copy import to_device
+from kernels.host_copy import to_device, to_indices
+from kernels.kv_copy.words import as_words
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 from mesh.domain.sparse_prefill import SparsePrefill
 
@@ -61,7 +63,7 @@ class Spreading:
         """
         self.exchange = exchange
         self._state = state
-        self._planes = [plane[:layers] for plane in state.planes]
+        self._planes = [plane[:layers] for plane in as_words(state.planes)]
         self._blocks = blocks
         self._fewest = fewest
         self._rank, self._ranks = exchange.place.rank, exchange.place.layout.world
@@ -128,11 +130,8 @@ class Spreading:
         return Row(token_ids, start, blocks, None, sparse=_sparse_of(threshold, recall))
 
     def _copy(self, blocks: Sequence[int], source: int) -> None:
-        ids = self._on_device(np.array(blocks, np.int64))
-        for plane in self._planes:
-            pieces = self.exchange.broadcast(plane[:, ids], Group.WORLD, source)
-            if source != self._rank:
-                plane[:, ids] = pieces
+        ids = to_indices(blocks, self._state.device)
+        copy_blocks(self.exchange, self._planes, ids, Group.WORLD, source, sends=source == self._rank)
 
     def _on_device(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
         return to_device(values, self._state.device)

@@ -8,6 +8,7 @@ from engine.memory.memory_plan import host_staged_blocks
 from engine.offload.host_pages import HostPages
 from engine.runner.growing_pages import GrowingPages
 from kernels.host_copy import to_indices
+from kernels.kv_copy.words import as_words
 from mesh.errors import EngineFailed
 from transfer.memory import Done, Pending
 
@@ -28,7 +29,7 @@ class StagedSlots:
         """
         assert all(pool.is_contiguous() for pool in planes)
         # [blocks, layers, words] each, of int64, because not every operation takes one-byte floats.
-        self._planes = [pool.flatten(2).view(torch.uint8).view(torch.int64).transpose(0, 1) for pool in planes]
+        self._planes = [plane.transpose(0, 1) for plane in as_words(planes)]
         self._device = planes[0].device
         self.completes_later = planes[0].is_cuda
         words = [plane[0].numel() for plane in self._planes]

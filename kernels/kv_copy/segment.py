@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.kv_copy import triton, xxh3
+from kernels.kv_copy.words import as_words
 
 Table = npt.NDArray[np.int64]
 
@@ -26,7 +27,7 @@ class SegmentBuffer:
         assert len(planes) in (1, 2) and staging.dtype == torch.uint8
         assert all(pool.is_contiguous() and pool.shape[:2] == planes[0].shape[:2] for pool in planes)
         pool = planes[0]
-        self._planes = [pool.flatten(2).view(torch.uint8).view(torch.int64) for pool in planes]
+        self._planes = as_words(planes)
         assert all(8 * words.shape[2] % triton.ROW_BYTES == 0 for words in self._planes)
         self._piece_bytes = 8 * sum(words.shape[2] for words in self._planes)
         most_pieces = len(staging) // self._piece_bytes
