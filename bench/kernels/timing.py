@@ -44,7 +44,7 @@ def time_graph(calls: Sequence[Callable[[], object]], repeats: int = REPEATS, af
     Replays in the first `after_seconds` do not count. The calls must be capturable: no synchronisation with the host,
     no copies from pageable memory.
     """
-    graph = _capture(calls)
+    graph = capture(calls)
     for _ in range(WARM_REPLAYS):
         graph.replay()
     started = time.perf_counter()
@@ -53,7 +53,7 @@ def time_graph(calls: Sequence[Callable[[], object]], repeats: int = REPEATS, af
     return median(_replay_seconds(graph) for _ in range(repeats)) / len(calls)
 
 
-def _capture(calls: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+def capture(calls: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -2,13 +2,17 @@
 
 `python -m bench.rank [--shape r1-ep8-rank|v32-ep8-rank|moonlight|glm-flash|v2-lite] [--layers N] [--kv bf16|fp8]
 [--prompts bf16|fp8] [--experts fp8|w4a8|nvfp4|bf16] [--query-weights published|fp8] [--requests 1 8 32 64 96]
-[--context 3500] [--out DIR] [--growth STEPS] [--next-n N|auto [--acceptance A,B,C ...]]`
+[--context 3500] [--step-tokens 16384 2048] [--power] [--out DIR] [--growth STEPS]
+[--next-n N|auto [--acceptance A,B,C ...]]`
 
 By default it is a rank of DeepSeek-R1 with expert parallelism of eight; the other shapes are whole models. The real
 engine runs over random FP8 weights, with each token's experts drawn uniformly at random; communication is left out.
 With --experts w4a8 routed experts are in INT4. With nvfp4 routed experts, shared experts and dense layers are in
 NVFP4, and attention is in bfloat16. With bf16 all weights are. With --query-weights fp8 queries' projections that would
 be in bfloat16 are in FP8; the floor counts their published bytes. DIR gets rank.json and rank.png.
+
+With --power it measures what copies, reads and products take of the card's power, alone and in turns, and prints the
+mean power of steps and the least time in which the energy of their bytes and products fits the card's limit.
 
 With --next-n it compares steps with drafts (one MTP module) and steps without. As many drafts are accepted as
 --acceptance says: the share of rows whose first draft is right, whose first and second are, and so on. "Drafting" is
@@ -30,9 +34,10 @@ from rich.table import Table
 from bench.rank.acceptance import ACCEPTANCE, parse_next_n, parse_shares
 from bench.rank.draft_overhead import DraftOverhead
 from bench.rank.drafts import DraftBench, Drafted
-from bench.rank.measure import Decode, RankBench, Report
+from bench.rank.measure import STEP_TOKENS, Decode, RankBench, Report
 from bench.rank.model import MeasuredModel
 from bench.rank.plot import save
+from bench.rank.power import Load
 from bench.rank.steps import CONTEXT
 from capacity.shapes import EXPERTS, SHAPES
 
@@ -48,6 +53,30 @@ def decode_table(report: Report) -> Table:
         cells = (f"{row.step_ms:.2f}", f"{row.tokens_per_second:,.0f}", f"{row.floor_ms:.2f}", f"{row.ratio:.2f}")
         sustained = (f"{row.sustained_floor_ms:.2f}", f"{row.sustained_ratio:.2f}")
         table.add_row(str(row.requests), *cells, *sustained, f"{row.idle_share:.1%}")
+    return table
+
+
+def power_table(rows: Sequence[Decode]) -> Table:
+    table = Table(title="energy of steps")
+    for column in ("requests", "W", "J a step", "ms at the power limit, at least", "step's ratio to that"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        assert row.watts is not None and row.power_floor_ms is not None
+        energy = f"{row.watts:.0f}", f"{row.watts * row.step_ms / 1000:.3f}"
+        table.add_row(
+            str(row.requests), *energy, f"{row.power_floor_ms:.3f}", f"{row.step_ms / row.power_floor_ms:.3f}"
+        )
+    return table
+
+
+def loads_table(loads: Sequence[Load]) -> Table:
+    table = Table(title="what copies, reads and products take")
+    for column in ("loads", "ms", "W", "TB/s read", "written", "fp8 TFLOP/s", "bf16"):
+        table.add_column(column, justify="right")
+    for load in loads:
+        totals = load.read_bytes, load.written_bytes, load.fp8_flops, load.bf16_flops
+        rates = [f"{total / load.seconds / 1e12:.2f}" if total else "" for total in totals]
+        table.add_row(load.name, f"{load.seconds * 1000:.3f}", f"{load.watts:.0f}", *rates)
     return table
 
 
@@ -130,6 +159,10 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before those that are decoded")
     parser.add_argument("--steps", type=int, default=40, help="decode steps timed for each number")
     parser.add_argument("--no-prefill", action="store_true", help="leave out the prompts")
+    parser.add_argument(
+        "--step-tokens", type=int, nargs="+", default=[STEP_TOKENS], help="the most of a step of prompts"
+    )
+    parser.add_argument("--power", action="store_true", help="measure power, of steps and of what they consist of")
     parser.add_argument("--growth", type=int, metavar="STEPS", help="only what this many steps leave in memory")
     parser.add_argument("--next-n", type=parse_next_n, help="drafts, or auto: against steps without")
     parser.add_argument("--acceptance", type=parse_shares, nargs="+", default=ACCEPTANCE)
@@ -145,7 +178,8 @@ def main() -> int:
     if arguments.next_n:
         _drafts(arguments, measured, console)
         return 0
-    bench = RankBench(measured, arguments.requests, arguments.context)
+    step_tokens = arguments.step_tokens
+    bench = RankBench(measured, arguments.requests, arguments.context, max(step_tokens), power=arguments.power)
     if arguments.growth:
         console.print(bench.growth(arguments.growth))
         return 0
@@ -153,11 +187,18 @@ def main() -> int:
     for requests in arguments.requests:
         decode.append(bench.decode(requests, arguments.steps))
         _progress(console, decode[-1])
-    report = bench.report(decode, None if arguments.no_prefill else bench.prefill())
+    prefills = [] if arguments.no_prefill else [bench.prefill(tokens) for tokens in step_tokens]
+    report = bench.report(decode, prefills[0] if prefills else None)
     console.print(breakdown_table(report))
     console.print(decode_table(report))
-    if report.prefill is not None:
-        console.print(f"prefill: {report.prefill.tokens_per_second:,.0f} tokens/s")
+    if bench.power is not None:
+        console.print(loads_table(bench.loads))
+        console.print(power_table(decode))
+        console.print(f"power: {bench.power}")
+    for prefill in prefills:
+        console.print(
+            f"prefill: {prefill.tokens_per_second:,.0f} tokens/s in steps of at most {prefill.step_tokens:,} tokens"
+        )
     console.print(f"ceilings: {report.ceilings}; sustained: {report.sustained}")
     console.print(f"weights made in {report.load_seconds:.1f} s; peak {report.peak_bytes / 1e9:.1f} GB")
     if arguments.out is not None:

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bench.rank.ceilings import SUSTAINED_SECONDS, measure_ceilings
 from bench.rank.kernel_trace import trace_kernels
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import MeasuredModel, make_rank
+from bench.rank.power import EnergyCounter, Load, PowerMeter, PowerModel, measure_power
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
 from capacity.ceilings import Ceilings
 from capacity.floor import Operation, decode_floor, decode_operations
@@ -54,6 +56,9 @@ class Decode:
     # By kernel name, the number of runs and the microseconds in all traced steps.
     kernels: dict[str, tuple[int, float]]
     operations: list[Operation]
+    # Mean power of the timed steps, and the least time at the power limit; None if power was not measured.
+    watts: float | None = None
+    power_floor_ms: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -71,6 +76,8 @@ class Decode:
 @dataclass(frozen=True)
 class Prefill:
     tokens_per_second: float
+    # The most tokens of a step.
+    step_tokens: int
     # Milliseconds of the traced prompts, by group of kernels.
     breakdown: dict[str, float]
 
@@ -103,22 +110,43 @@ class Report:
 
 
 class RankBench:
-    """One engine with one rank's model. Raises ConfigError, or torch's own error, if the device is too small."""
+    """One engine with one rank's model. Raises ConfigError, or torch's own error, if the device is too small.
 
-    def __init__(self, measured: MeasuredModel, requests: Sequence[int], context: int = CONTEXT) -> None:
-        """context: tokens before those that are decoded."""
+    Attributes:
+    power: what bytes and operations take of the card's power, if that is measured; loads: from which it follows.
+    """
+
+    def __init__(
+        self,
+        measured: MeasuredModel,
+        requests: Sequence[int],
+        context: int = CONTEXT,
+        step_tokens: int = STEP_TOKENS,
+        *,
+        power: bool = False,
+    ) -> None:
+        """context: tokens before those that are decoded; step_tokens: the most of a step; power: whether power is
+        measured, which takes ten seconds.
+        """
         self._measured = measured
         self._context = context
         self._most_requests = max(requests)
         self._ceilings = measure_ceilings(torch.device("cuda"))
         self._sustained = measure_ceilings(torch.device("cuda"), SUSTAINED_SECONDS)
+        self._meter: PowerMeter | None = None
+        self.power: PowerModel | None = None
+        self.loads: list[Load] = []
+        if power:
+            counter = EnergyCounter()
+            self._meter = PowerMeter(counter)
+            self.power, self.loads = measure_power(counter)
         torch.cuda.empty_cache()
         with tempfile.TemporaryDirectory() as scratch:
-            config = EngineConfig(
+            self._config = config = EngineConfig(
                 **measured.settings(Path(scratch)),
                 max_requests=max(requests),
                 graph_rows=tuple(requests),
-                max_step_tokens=STEP_TOKENS,
+                max_step_tokens=step_tokens,
                 context_tokens=max(context, CONTEXT) + SPARE_TOKENS,
                 # The bench runs each kind of step once before it measures.
                 warm_up="off",
@@ -130,14 +158,15 @@ class RankBench:
             self._load_seconds = time.perf_counter() - started
             self._backend = ModelBackend(resolved, model)
         self._model = model.config
-        self._load = RankLoad(Engine(config, self._backend, time.monotonic), self._backend)
+        self._load = self._make_load(step_tokens)
         fill_pool(self._backend.state)
 
     def decode(self, requests: int, steps: int) -> Decode:
         """The median of `steps` steps around the contexts."""
         load = self._load
         start_steps(load, requests, self._context, steps)
-        timed = time_steps(load, requests, steps)
+        with self._meter or nullcontext():
+            timed = time_steps(load, requests, steps)
         trace = trace_steps(load)
         operations = decode_operations(self._model, requests, self._context, self._backend.state.kv_pool.dtype.itemsize)
         return Decode(
@@ -149,19 +178,27 @@ class RankBench:
             breakdown={name: total / TRACED_STEPS for name, total in trace.by_group(GROUPS).items()},
             kernels=trace.by_name(),
             operations=operations,
+            watts=self._meter.watts if self._meter else None,
+            power_floor_ms=self.power.seconds(operations) * 1000 if self.power else None,
         )
 
-    def prefill(self) -> Prefill:
-        """Measure prompts of 3,500 tokens, none of them cached, 16,384 tokens a step."""
-        load = self._load
+    def prefill(self, step_tokens: int = STEP_TOKENS) -> Prefill:
+        """Measure prompts of 3,500 tokens, none of them cached, in steps of no more than `step_tokens`."""
+        load = self._make_load(step_tokens)
         # Run the same once before, so that compiling for these sizes is not measured.
         load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
         seconds = load.prefill_seconds(PREFILL_PROMPTS, CONTEXT)
         trace = trace_kernels(lambda: load.prefill_seconds(TRACED_PROMPTS, CONTEXT))
         return Prefill(
             tokens_per_second=PREFILL_PROMPTS * CONTEXT / seconds,
+            step_tokens=step_tokens,
             breakdown={name: total / 1000 for name, total in trace.by_group(GROUPS).items()},
         )
+
+    def _make_load(self, step_tokens: int) -> RankLoad:
+        """A load for another engine of the same model. The one before has nothing left to do."""
+        config = self._config.model_copy(update={"max_step_tokens": step_tokens})
+        return RankLoad(Engine(config, self._backend, time.monotonic), self._backend)
 
     def growth(self, steps: int) -> Growth:
         """Measure growth over `steps` steps of requests that come and go, after a tenth as many steps of warm-up."""
