@@ -51,6 +51,7 @@ def fp8_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(checkpoint: Path, tp: int = 1, dp: int = 1, ep: int | None = None, **settings: Any) -> EngineConfig:
     defaults: dict[str, Any] = {
+        "parallel": ParallelConfig(tp=tp, dp=dp, ep=ep),
         "device": "cuda",
         # Rounding decides nothing: steps of other shapes draw the same tokens.
         "dtype": "float32",
@@ -59,8 +60,7 @@ def config_of(checkpoint: Path, tp: int = 1, dp: int = 1, ep: int | None = None,
         "total_blocks": BLOCKS,
         "threads": 1,
     }
-    parallel = ParallelConfig(tp=tp, dp=dp, ep=ep)
-    return EngineConfig(model_dir=checkpoint, parallel=parallel, **{**defaults, **settings})
+    return EngineConfig(model_dir=checkpoint, **{**defaults, **settings})
 
 
 def request_of(key: int, number: int, prompt: list[int], tokens: int = TOKENS) -> Submit:
@@ -101,6 +101,21 @@ async def test_several_gpus_generate_the_tokens_of_one_rank(checkpoint: Path, la
         assert any(transcript.cached_tokens.values())
     assert [await process.closed for process in group.processes] == [0] * len(group.processes)
     assert again == expected_tokens(checkpoint, followed[2:4], first=2)
+
+
+@pytest.mark.parametrize("fewest", [2, 20], ids="from {} tokens".format)
+async def test_chunks_that_gpus_divide_change_no_token(checkpoint: Path, fewest: int) -> None:
+    """Pieces have one token and more, come after cached blocks, and next to answers and to short ends of prompts."""
+    divided = ParallelConfig(tp=1, dp=2, ep=2, context_parallel_tokens=fewest, context_parallel_reach=2048)
+    prompts = [random_prompt(length, seed=length) for length in (201, 3, 130, 96, 300)]
+    expected = expected_tokens(checkpoint, prompts)
+    ends = [random_prompt(length, seed=length) for length in (150, 30, 5, 61, 2)]
+    followed = [[*prompt, *tokens, *end] for prompt, tokens, end in zip(prompts, expected, ends, strict=True)]
+    async with running_group(config_of(checkpoint, parallel=divided, total_blocks=64)) as (group, transcript):
+        assert await answers(group, transcript, prompts) == expected
+        again = await answers(group, transcript, followed)
+        assert any(transcript.cached_tokens.values())
+    assert again == expected_tokens(checkpoint, followed)
 
 
 @pytest.mark.parametrize(
