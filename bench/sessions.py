@@ -1,14 +1,15 @@
 """Sessions over a KV pool that holds a tenth of them: the time to first token with evicted blocks in host memory, and
 without.
 
-    python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2] [--shape moonlight] [--objective-ms MS] [--ways W]
-    [--tries N]
+    python -m bench.sessions [--sessions 20] [--turns 8] [--pairs 2] [--shape moonlight [--layers N] [--experts bf16]]
+    [--objective-ms MS ...] [--ways W] [--tries N]
 
 A mesh of one decode worker serves the shipped model, or random weights of a published shape. Each pair starts it twice,
 in alternating order, and sends it the same sessions, as `deepmesh bench --dataset sessions` does.
 
 With --objective-ms each mesh is sent sessions at one rate after another, new ones each time, until the highest rate is
-known at which GOOD_SHARE of all first tokens keep that objective. --tries bounds how many rates are tried.
+known at which GOOD_SHARE of all first tokens keep the first objective. --tries bounds how many rates are tried. Of each
+rate the table has the share of first tokens that keep each objective.
 """
 
 import argparse
@@ -25,11 +26,11 @@ from rich.table import Table
 from bench.meshes.model_mesh import ModelMesh, model_mesh
 from bench.meshes.random_model import write_random_model
 from capacity.calibration.workers import workers_of
-from capacity.shapes import SHAPES
+from capacity.shapes import EXPERTS, SHAPES
 from loadgen.options import SESSIONS, LoadOptions
 from loadgen.run import load
 from loadgen.search import MOST_TRIALS, next_rate
-from loadgen.summary import Distribution, Summary
+from loadgen.summary import Distribution, Objectives, Summary, summarize
 from mesh.blocks import blocks_for
 from mesh.channel import Channels
 
@@ -56,7 +57,12 @@ class Options:
     think_seconds: float
     pairs: int
     shape: str | None
-    objective_ms: float | None
+    # None: those of the shape.
+    layers: int | None
+    # As in `capacity.shapes.EXPERTS`.
+    experts: str
+    # The first one is searched for.
+    objective_ms: Sequence[float]
     # Sessions begin for so long at each rate that is tried.
     seconds: float
     # Some of WAYS.
@@ -81,10 +87,11 @@ class Options:
 class Trial:
     rate: float
     summary: Summary
+    # The share of first tokens in time, by objective.
+    in_time: Sequence[float]
 
-    @property
-    def kept(self) -> bool:
-        return self.summary.goodput.share >= GOOD_SHARE
+    def keeps(self, objective: int) -> bool:
+        return self.in_time[objective] >= GOOD_SHARE
 
 
 async def run(options: Options, host_blocks: int, seed: int, log: Path, model_dir: Path | None) -> AsyncIterator[Trial]:
@@ -94,14 +101,14 @@ async def run(options: Options, host_blocks: int, seed: int, log: Path, model_di
         settings.append("decode.engine.random_weights=true")
     async with model_mesh(log, model_dir=model_dir, settings=settings) as mesh:
         await _until_there(mesh, host_blocks)
-        if options.objective_ms is None:
+        if not options.objective_ms:
             yield await _trial(mesh.gateway, options, options.rate, options.sessions, seed)
             return
         tried: list[tuple[float, bool]] = []
         while len(tried) < options.tries and (rate := next_rate(tried, options.rate, PRECISION)) is not None:
             sessions = max(round(rate * options.seconds), FEWEST_SESSIONS)
             trial = await _trial(mesh.gateway, options, rate, sessions, seed + 1000 * len(tried))
-            tried.append((rate, trial.kept))
+            tried.append((rate, trial.keeps(0)))
             yield trial
 
 
@@ -132,9 +139,10 @@ async def _trial(gateway: str, options: Options, rate: float, sessions: int, see
         # Nothing is shared: each session is found again by itself alone.
         prefixes=0,
         seed=seed,
-        ttft_slo_ms=options.objective_ms,
     )
-    return Trial(rate, (await load(asked)).summary)
+    report = await load(asked)
+    in_time = [summarize(report.records, Objectives(each, None)).goodput.share for each in options.objective_ms]
+    return Trial(rate, report.summary, in_time)
 
 
 def _row(name: str, trial: Trial) -> Sequence[str]:
@@ -146,13 +154,13 @@ def _row(name: str, trial: Trial) -> Sequence[str]:
     else:
         cached = (later.cached_tokens or 0) / later.input_tokens
         times += [_ms(later.ttft_ms, "p50"), _ms(later.ttft_ms, "p99"), f"{cached:.0%}"]
-    rates = [f"{summary.requests_per_minute:.1f}", str(summary.completed), f"{summary.goodput.share:.0%}"]
-    return [name, f"{trial.rate:.2f}", *times, *rates]
+    rates = [f"{summary.requests_per_minute:.1f}", str(summary.completed)]
+    return [name, f"{trial.rate:.2f}", *times, *rates, *(f"{share:.0%}" for share in trial.in_time)]
 
 
-def _most(trials: Sequence[Trial]) -> float:
-    """The highest rate that kept the objective, or 0."""
-    return max((trial.rate for trial in trials if trial.kept), default=0.0)
+def _most(trials: Sequence[Trial], objective: int) -> float:
+    """The highest of these rates that kept the objective, or 0."""
+    return max((trial.rate for trial in trials if trial.keeps(objective)), default=0.0)
 
 
 def _ms(times: Distribution | None, name: str) -> str:
@@ -168,7 +176,10 @@ def main() -> None:
     parser.add_argument("--think-seconds", type=float, default=5.0)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
-    parser.add_argument("--objective-ms", type=float, help="find the highest rate with the first token in so long")
+    parser.add_argument("--layers", type=int, help="by default those of the shape")
+    parser.add_argument("--experts", choices=sorted(EXPERTS), default="bf16", help="of the shape")
+    objectives = "find the highest rate with the first token in so long; of further ones say which rates kept them"
+    parser.add_argument("--objective-ms", type=float, nargs="+", default=(), metavar="MS", help=objectives)
     parser.add_argument("--seconds", type=float, default=10.0, help="for which sessions begin at each rate tried")
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=WAYS, help="whether with host memory")
     parser.add_argument("--tries", type=int, default=MOST_TRIALS, help="the most rates that are tried")
@@ -179,7 +190,7 @@ def main() -> None:
         title_justify="left",
     )
     headings = ("", "a second", "TTFT p50", "p99", "later turns p50", "p99, ms", "cached")
-    for heading in (*headings, "requests/min", "answered", "in time"):
+    for heading in (*headings, "requests/min", "answered", *(f"in {each:g} ms" for each in options.objective_ms)):
         table.add_column(heading, justify="right")
     found: dict[str, list[Trial]] = {way: [] for way in options.ways}
 
@@ -191,16 +202,17 @@ def main() -> None:
 
     with TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        model_dir = None if options.shape is None else write_random_model(directory, options.shape)
+        model_dir = None
+        if options.shape is not None:
+            model_dir = write_random_model(directory, options.shape, options.layers, options.experts)
         for pair in range(options.pairs):
             for way in (options.ways, options.ways[::-1])[pair % 2]:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                     runner.run(collect(way, pair, directory, model_dir))
     console.print(table)
-    if options.objective_ms is not None:
-        rates = ", ".join(f"{way} {_most(trials):.2f}" for way, trials in found.items())
-        objective = f"with {GOOD_SHARE:.0%} of first tokens in {options.objective_ms:g} ms"
-        console.print(f"sessions a second {objective}: {rates}")
+    for number, objective in enumerate(options.objective_ms):
+        rates = ", ".join(f"{way} {_most(trials, number):.2f}" for way, trials in found.items())
+        console.print(f"sessions a second with {GOOD_SHARE:.0%} of first tokens in {objective:g} ms: {rates}")
 
 
 if __name__ == "__main__":
