@@ -1,11 +1,15 @@
 """A rank on another host, as the service of the worker's first host sees it."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from engine.protocol.frames import RECEIVE_BYTES
 from engine.protocol.pulse import LoopProgress, Pulse
 from mesh.errors import EngineFailed
+
+# A host that has said nothing for this long, of which it says something every tenth of a second, is cut off or stopped.
+SILENT_SECONDS = 2.0
 
 
 class RemoteRank:
@@ -16,10 +20,14 @@ class RemoteRank:
         is_lost: whether it was.
     """
 
-    def __init__(self, write: Callable[[bytes], None], kill: Callable[[], None]) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], kill: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """write: sends to the rank; kill: has its host's service kill it."""
         self.write = write
         self._kill = kill
+        self._clock = clock
+        self._heard_at = clock()
         self.reader = asyncio.StreamReader(RECEIVE_BYTES)
         self.is_lost = False
         self._pulse: Pulse | None = None
@@ -29,10 +37,13 @@ class RemoteRank:
         self._pulse = pulse
 
     def kill(self) -> None:
-        """Raises ProcessLookupError if the rank has ended."""
+        """Does nothing if its host is silent: once that speaks again it would read of this first, and end a rank that
+        can be kept. Raises ProcessLookupError if the rank has ended.
+        """
         if self._status.done():
             raise ProcessLookupError
-        self._kill()
+        if self._clock() - self._heard_at < SILENT_SECONDS:
+            self._kill()
 
     async def wait(self) -> int:
         """The exit status, once the rank has ended; a negative status is a signal's number. It is -9 if the host is
@@ -47,9 +58,11 @@ class RemoteRank:
         """Nothing to do: its host's service closes the socket when the rank has ended."""
 
     def received(self, data: bytes) -> None:
+        self._heard_at = self._clock()
         self.reader.feed_data(data)
 
     def progressed(self, progress: LoopProgress) -> None:
+        self._heard_at = self._clock()
         if self._pulse is not None:
             self._pulse.write(progress)
 

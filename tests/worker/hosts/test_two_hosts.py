@@ -17,6 +17,8 @@ from tests.support.two_hosts import TwoHosts, first_host, join, two_hosts, worke
 from tests.support.waiting import eventually
 from worker.hosts import first_host_link
 from worker.hosts.comparison import own_version
+from worker.hosts.first_host_link import FirstHostLink
+from worker.hosts.host_ranks import HostRanks
 from worker.hosts.joined import JoinedHosts
 from worker.ranks.group import RankGroup
 
@@ -77,6 +79,27 @@ async def test_hosts_whose_records_are_lost_keep_all_ranks(monkeypatch: pytest.M
         monkeypatch.setattr(JoinedHosts, "carry", lambda *_: None)
         assert "waits for another rank's" in (await hosts.running).message
         assert hosts.group.kept is not None
+        assert hosts.rank(0).is_running() and hosts.rank(1).is_running()
+
+
+@pytest.mark.check("hosts")
+async def test_a_host_that_speaks_again_later_keeps_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, keep = asyncio.Event(), HostRanks.keep
+
+    async def unheard(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def noted(ranks: HostRanks) -> None:
+        await keep(ranks)
+        kept.set()
+
+    monkeypatch.setattr(HostRanks, "keep", noted)
+    async with two_hosts(worker_config()) as hosts:
+        for message in ("progress", "data", "record"):
+            monkeypatch.setattr(FirstHostLink, message, unheard)
+        assert "rank 1 of 2 (host 1) has made no progress" in (await hosts.running).message
+        # It reads what it was told meanwhile.
+        await eventually(lambda: kept.is_set() or hosts.other.done())
         assert hosts.rank(0).is_running() and hosts.rank(1).is_running()
 
 
