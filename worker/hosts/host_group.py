@@ -52,6 +52,7 @@ class HostGroup:
     def renew(self) -> None:
         """Make it ready for the next group of the same ranks, all of which have left this one."""
         prepare_memory(self._memory, self._ranks)
+        self.line.renew()
 
     def leave(self) -> GroupHandle:
         """A handle for `take`; this object may be closed afterwards."""

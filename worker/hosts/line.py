@@ -20,6 +20,8 @@ class Line:
         self._reader = reader
         self._writer = writer
         self._received = bytearray()
+        # Whether the rank has left its present group.
+        self._left = False
 
     @classmethod
     async def open(cls) -> tuple["Line", int]:
@@ -47,12 +49,19 @@ class Line:
         """Tell the rank that no record follows in its present group: it must leave."""
         self.write(END)
 
+    def renew(self) -> None:
+        """The next record is of the rank's next group."""
+        self._left = False
+
     async def run(self, on_record: Callable[[bytes], Awaitable[None]]) -> None:
-        """Run until the rank leaves its group, closes its end, or dies. If cancelled, it may be run again."""
+        """Run until the rank leaves its group, closes its end, or dies; return at once if it has left. If cancelled, it
+        may be run again.
+        """
         with suppress(ConnectionError):
-            while True:
+            while not self._left:
                 while (record := self._taken()) is not None:
                     if record == END:
+                        self._left = True
                         return
                     await on_record(record)
                 data = await self._reader.read(_READ_BYTES)
