@@ -16,6 +16,7 @@ from types import TracebackType
 import torch
 
 from bench.kernels.timing import capture
+from bench.rank.triton_reads import read_in_turns
 from capacity.floor import Operation
 
 # Seconds for which each load runs, those before it is measured among them, and seconds between samples of the counter.
@@ -24,10 +25,12 @@ LOAD_SECONDS, WARM_SECONDS, SAMPLE_SECONDS = 1.1, 0.4, 0.005
 AHEAD = 3
 # Each kind of load takes some 0.8 ms.
 READ_BYTES, COPY_BYTES, GEMM_SIZE, WAIT_CYCLES = 3 << 30, 3 << 30, 8192, 1_500_000
+# Bytes that the second-level cache holds, and how often they are read from it; bytes of a program.
+CACHED_BYTES, CACHED_READS, PROGRAM_BYTES = 24 << 20, 192, 1 << 14
 # What is measured: one kind, or several in turns.
 MIXTURES = (
-    *("wait", "read", "copy", "fp8", "bf16", "read wait", "fp8 wait"),
-    *("read fp8", "read read fp8", "read fp8 fp8", "read bf16"),
+    *("wait", "read", "copy", "cached", "fp8", "bf16", "read wait", "fp8 wait"),
+    *("read fp8", "read read fp8", "read fp8 fp8", "read bf16", "read cached"),
 )
 
 
@@ -102,8 +105,11 @@ class Load:
     name: str
     seconds: float
     watts: float
+    # Read from memory, and written there.
     read_bytes: float = 0.0
     written_bytes: float = 0.0
+    # Read from the second-level cache, which has them from earlier reads.
+    cached_bytes: float = 0.0
     fp8_flops: float = 0.0
     bf16_flops: float = 0.0
 
@@ -119,6 +125,7 @@ class PowerModel:
     idle_watts: float
     joules_per_read_byte: float
     joules_per_written_byte: float
+    joules_per_cached_byte: float
     joules_per_fp8_flop: float
     joules_per_bf16_flop: float
     worst: float
@@ -133,25 +140,34 @@ class PowerModel:
         return joules / (self.limit_watts - self.idle_watts)
 
     def __str__(self) -> str:
+        bytes_pj = [
+            f"{joules * 1e12:.0f}"
+            for joules in (self.joules_per_read_byte, self.joules_per_written_byte, self.joules_per_cached_byte)
+        ]
+        flops_pj = [f"{joules * 1e12:.3f}" for joules in (self.joules_per_fp8_flop, self.joules_per_bf16_flop)]
         return (
-            f"limit {self.limit_watts:.0f} W, idle {self.idle_watts:.0f} W, a byte read"
-            f" {self.joules_per_read_byte * 1e12:.0f} pJ and written {self.joules_per_written_byte * 1e12:.0f} pJ, an"
-            f" operation in fp8 {self.joules_per_fp8_flop * 1e12:.3f} pJ and in bf16"
-            f" {self.joules_per_bf16_flop * 1e12:.3f} pJ; loads differ by up to {self.worst:.1%}"
+            f"limit {self.limit_watts:.0f} W, idle {self.idle_watts:.0f} W, pJ a byte read, written and read from the"
+            f" cache {', '.join(bytes_pj)}, pJ an operation in fp8 and bf16 {', '.join(flops_pj)}; loads differ by up"
+            f" to {self.worst:.1%}"
         )
 
 
 def fit(loads: Sequence[Load], limit_watts: float) -> PowerModel:
     """The model whose energies are nearest to those of the loads, relative to each."""
-    rows = [(each.seconds, each.read_bytes, each.written_bytes, each.fp8_flops, each.bf16_flops) for each in loads]
+    rows = [
+        (each.seconds, each.read_bytes, each.written_bytes, each.cached_bytes, each.fp8_flops, each.bf16_flops)
+        for each in loads
+    ]
     matrix = torch.tensor(rows, dtype=torch.float64)
     joules = torch.tensor([each.seconds * each.watts for each in loads], dtype=torch.float64)
     relative = matrix / joules[:, None]
     # Columns of about one: bytes and seconds differ by ten orders of magnitude.
     scales = relative.norm(dim=0)
     found = torch.linalg.lstsq(relative / scales, torch.ones_like(joules)[:, None]).solution[:, 0] / scales
-    idle, read, written, fp8, bf16 = found.tolist()
-    return PowerModel(limit_watts, idle, read, written, fp8, bf16, worst=(relative @ found - 1).abs().max().item())
+    idle, read, written, cached, fp8, bf16 = found.tolist()
+    return PowerModel(
+        limit_watts, idle, read, written, cached, fp8, bf16, worst=(relative @ found - 1).abs().max().item()
+    )
 
 
 def measure_power(counter: EnergyCounter) -> tuple[PowerModel, list[Load]]:
@@ -162,8 +178,13 @@ def measure_power(counter: EnergyCounter) -> tuple[PowerModel, list[Load]]:
     a, b = (torch.randn(GEMM_SIZE, GEMM_SIZE, device=device) for _ in range(2))
     wide, narrow, one = (a.bfloat16(), b.bfloat16()), [each.to(torch.float8_e4m3fn) for each in (a, b)], a.new_ones(())
 
+    largest = torch.empty(READ_BYTES // PROGRAM_BYTES, dtype=torch.int32, device=device)
+
     def read() -> object:
-        return source.view(-1, 1 << 14).amax(dim=1)
+        return read_in_turns[(READ_BYTES // PROGRAM_BYTES,)](source, largest, 1, SIZE=PROGRAM_BYTES // 4)
+
+    def cached() -> object:
+        return read_in_turns[(CACHED_BYTES // PROGRAM_BYTES,)](source, largest, CACHED_READS, SIZE=PROGRAM_BYTES // 4)
 
     def copy() -> object:
         return torch.neg(source[: len(target)], out=target)
@@ -177,7 +198,7 @@ def measure_power(counter: EnergyCounter) -> tuple[PowerModel, list[Load]]:
     def wait() -> object:
         return torch.cuda._sleep(WAIT_CYCLES)
 
-    kinds = {"wait": wait, "read": read, "copy": copy, "fp8": fp8, "bf16": bf16}
+    kinds = {"wait": wait, "read": read, "copy": copy, "cached": cached, "fp8": fp8, "bf16": bf16}
     loads = [_measure(name, [kinds[kind] for kind in name.split()], counter) for name in MIXTURES]
     return fit(loads, counter.limit_watts()), loads
 
@@ -198,6 +219,7 @@ def _measure(name: str, calls: Sequence[Callable[[], object]], counter: EnergyCo
         # A product reads both of its operands and writes bfloat16.
         read_bytes=name.count("read") * READ_BYTES + copied + 2 * narrow + 4 * wide,
         written_bytes=copied + 2 * (narrow + wide),
+        cached_bytes=name.count("cached") * CACHED_BYTES * CACHED_READS,
         fp8_flops=2 * narrow * GEMM_SIZE,
         bf16_flops=2 * wide * GEMM_SIZE,
     )

@@ -5,7 +5,7 @@ import pytest
 from bench.rank.power import Load, PowerModel, fit, mean_watts
 from capacity.floor import Operation
 
-MODEL = PowerModel(700.0, 150.0, 100e-12, 140e-12, 0.4e-12, 0.8e-12, 0.0)
+MODEL = PowerModel(700.0, 150.0, 100e-12, 140e-12, 50e-12, 0.4e-12, 0.8e-12, 0.0)
 
 
 def _load(
@@ -13,13 +13,14 @@ def _load(
 ) -> Load:
     joules = MODEL.idle_watts * seconds + MODEL.joules_per_read_byte * read + MODEL.joules_per_written_byte * written
     joules += MODEL.joules_per_fp8_flop * fp8 + MODEL.joules_per_bf16_flop * bf16
-    return Load(name, seconds, joules / seconds, read, written, fp8, bf16)
+    return Load(name, seconds, joules / seconds, read, written, fp8_flops=fp8, bf16_flops=bf16)
 
 
 LOADS = [
     _load("wait", 1e-3),
     _load("read", 1e-3, read=4e9),
     _load("copy", 1e-3, read=2e9, written=2e9),
+    Load("cached", 1e-3, 150 + 50e-12 * 6e9 / 1e-3, cached_bytes=6e9),
     _load("fp8", 1e-3, read=1e8, fp8=1.2e12),
     _load("bf16", 2e-3, written=1e8, bf16=1.3e12),
     _load("read fp8", 2e-3, read=4e9, fp8=1.2e12),
@@ -40,6 +41,7 @@ def test_a_fit_finds_what_loads_were_made_of() -> None:
     assert found.idle_watts == pytest.approx(MODEL.idle_watts)
     assert found.joules_per_read_byte == pytest.approx(MODEL.joules_per_read_byte)
     assert found.joules_per_written_byte == pytest.approx(MODEL.joules_per_written_byte)
+    assert found.joules_per_cached_byte == pytest.approx(MODEL.joules_per_cached_byte)
     assert found.joules_per_fp8_flop == pytest.approx(MODEL.joules_per_fp8_flop)
     assert found.joules_per_bf16_flop == pytest.approx(MODEL.joules_per_bf16_flop)
     assert found.worst < 1e-9
