@@ -21,7 +21,7 @@ from bench.kernels.timing import Case, time_case
 from bench.rank.ceilings import measure_ceilings
 from capacity.ceilings import Ceilings
 
-INFRASTRUCTURE = {"__main__", "deepseek_r1", "inputs", "prompt_peers", "timing"}
+INFRASTRUCTURE = {"__main__", "deepseek_r1", "inputs", "prompt_peers", "score_peers", "selected_peers", "timing"}
 
 
 @dataclass(frozen=True)

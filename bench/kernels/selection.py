@@ -8,11 +8,11 @@ from types import ModuleType
 
 import torch
 
-from bench.kernels import selected_peers
+from bench.kernels import score_peers, selected_peers
 from bench.kernels.deepseek_r1 import HEADS, LATENT, NOPE, ROPE, WIDTH
 from bench.kernels.inputs import random_bfloat16, random_rotations
 from bench.kernels.timing import Case
-from kernels.index_keys import EPSILON, SCALE_BYTES, make_queries, pool_shape, write_keys
+from kernels.index_keys import EPSILON, SCALE_BYTES, IndexQueries, make_queries, pool_shape, write_keys
 from kernels.kv_copy import BLOCK_TOKENS
 from kernels.mla_decode import DecodePlan, mla_decode, plan_decode
 from kernels.top_tokens import top_tokens
@@ -40,6 +40,10 @@ def cases() -> Iterable[Case]:
         for provider, modules in PROVIDERS.items():
             names = (f"kernels.{operation}.{module}" for operation, module in zip(OPERATIONS, modules, strict=True))
             yield from _of_shape(requests, context, queries, provider, *map(import_module, names))
+    if score_peers.available():
+        for requests, context, queries in SHAPES:
+            if queries == 1 or requests == 1:
+                yield _scores(requests, context, queries, "deep_gemm", score_peers.scores)
     if selected_peers.available():
         for shape in SHAPES:
             yield _attention(
@@ -69,16 +73,25 @@ def _of_shape(
         f"index queries and keys, {rows} tokens", provider, partial(_make_index, index, rows),
         size_bytes=rows * (INDEX_HEADS + 1) * (2 * INDEX_WIDTH + KEY_BYTES),
     )  # fmt: skip
-    pairs = rows * context
-    yield Case(
-        f"index scores {shape}", provider, partial(_score, scores, requests, context, queries),
-        size_bytes=requests * context * KEY_BYTES + 4 * pairs, flops=2.0 * pairs * INDEX_HEADS * INDEX_WIDTH,
-        fp8=True,
-    )  # fmt: skip
-    yield Case(f"top {TOP_K} of {shape}", provider, partial(_choose, choice, rows, context), size_bytes=4 * pairs)
+    yield _scores(requests, context, queries, provider, partial(_score_by, scores))
+    chosen_of = 4 * rows * context
+    yield Case(f"top {TOP_K} of {shape}", provider, partial(_choose, choice, rows, context), size_bytes=chosen_of)
     for dtype in (torch.bfloat16, E4M3):
         make = partial(attend, attention, dtype, requests, context, queries)
         yield _attention(requests, context, queries, dtype, provider, make)
+
+
+def _scores(
+    requests: int, context: int, queries: int, provider: str, scores: Callable[..., Callable[[], object]]
+) -> Case:
+    """scores: gives the call, of queries, the pool and the plan."""
+    pairs = requests * queries * context
+    return Case(
+        f"index scores {requests} x {context}, {queries} queries", provider,
+        lambda: scores(*_to_score(requests, context, queries)),
+        size_bytes=requests * context * KEY_BYTES + 4 * pairs, flops=2.0 * pairs * INDEX_HEADS * INDEX_WIDTH,
+        fp8=True,
+    )  # fmt: skip
 
 
 def _attention(
@@ -131,16 +144,20 @@ def _make_index(index: ModuleType, tokens: int) -> Callable[[], object]:
     return call
 
 
-def _score(scores: ModuleType, requests: int, context: int, queries: int) -> Callable[[], object]:
+def _to_score(requests: int, context: int, queries: int) -> tuple[IndexQueries, torch.Tensor, DecodePlan]:
     plan = _plan(requests, context, queries)
     pool, rows = _pool(plan.block_table.numel()), requests * queries
     weights, turns = torch.randn(1, rows, INDEX_HEADS, device="cuda"), random_rotations(rows, ROPE)
     projected = random_bfloat16(rows, INDEX_HEADS, INDEX_WIDTH)
-    made = make_queries(projected, weights, turns, pool, factor=1.0, interleaved=False)
+    return make_queries(projected, weights, turns, pool, factor=1.0, interleaved=False), pool, plan
 
+
+def _score_by(scores: ModuleType, queries: IndexQueries, pool: torch.Tensor, plan: DecodePlan) -> Callable[[], object]:
     def call() -> object:
-        out = torch.empty(rows, BLOCK_TOKENS * plan.block_table.shape[1], device="cuda")
-        scores.index_scores(made, pool, plan, out)
+        out = torch.empty(
+            len(queries.values), BLOCK_TOKENS * plan.block_table.shape[1], dtype=torch.float32, device="cuda"
+        )
+        scores.index_scores(queries, pool, plan, out)
         return out
 
     return call
