@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,17 +12,21 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.batch import Batch, StepShape, execute
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, Submit
 from engine.runner.backend import ModelBackend
+from eval.tasks import LONG_TASKS, draw_long
+from gateway.chat import find_chat_template
+from gateway.tokenizer import load_tokenizer
+from gateway.turns import ChatMessage
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.compilations import watch_compilations
 from tests.support.engines import Others, Transcript, assert_at_rest, submit_of
 from tests.support.oracle_model import our_logits
 
-SHIPPED_MODEL = Path(__file__).parents[2] / "models/tiny-r1"
+SHIPPED_MODEL, INDEXED_MODEL = (Path(__file__).parents[2] / "models" / name for name in ("tiny-r1", "tiny-v32"))
 LENGTHS = (1, 2, 63, 64, 65, 95, 129, 192, 193, 300)
 PLAIN = {"decode_graphs": "off", "overlap": "off"}
 FAST: dict[str, Any] = {}
@@ -118,15 +123,35 @@ def test_preemption_changes_no_token(checkpoint: Path) -> None:
 def test_the_shipped_model_answers_alike_on_gpu_and_cpu(kv_dtype: str) -> None:
     # In bf16 and FP8, by the kernels made for DeepSeek's widths, with graphs and overlap.
     question = Tokenizer.from_file(str(SHIPPED_MODEL / "tokenizer.json")).encode("What is 358 + 467?").ids
-    prompts = [question * copies for copies in (1, 2, 5, 9)]
-    requests = [submit_of(key, prompt, 60, ignore_eos=True) for key, prompt in enumerate(prompts)]
-    found = run(engine_over(SHIPPED_MODEL, dtype="auto", kv_dtype=kv_dtype), requests)
+    assert_mostly_as_on_a_cpu(SHIPPED_MODEL, [question * copies for copies in (1, 2, 5, 9)], 60, kv_dtype=kv_dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kv_dtype", "next_n"), [("auto", 0), ("auto", 1), ("float8_e4m3fn", 2)])
+def test_shipped_indexers_choose_alike_on_gpu_and_cpu(kv_dtype: str, next_n: int) -> None:
+    settings = {"kv_dtype": kv_dtype, "drafts": DraftsConfig(next_n=next_n), "max_step_tokens": 300}
+    assert_mostly_as_on_a_cpu(INDEXED_MODEL, needles(), 40, **settings)
+
+
+def needles() -> list[list[int]]:
+    """Prompts of some 1,000 tokens, of which tiny-v32 chooses 512, and one that is shorter."""
+    chat = find_chat_template(INDEXED_MODEL, load_tokenizer(INDEXED_MODEL))
+    assert chat is not None
+    texts = [draw_long(LONG_TASKS["needle"], Random(0), length, held_out=True).prompt for length in (900, 4200, 4500)]
+    prompts = [chat.render([ChatMessage("user", text)]).token_ids for text in texts]
+    assert len(prompts[0]) < 512 < 1000 < len(prompts[1])
+    return prompts
+
+
+def assert_mostly_as_on_a_cpu(model: Path, prompts: Sequence[Sequence[int]], tokens: int, **settings: Any) -> None:
+    requests = [submit_of(key, prompt, tokens, ignore_eos=True) for key, prompt in enumerate(prompts)]
+    found = run(engine_over(model, dtype="auto", **settings), requests)
     agreed = 0
     for key, prompt in enumerate(prompts):
-        tokens = [*prompt, *found[key]]
-        logits = our_logits(SHIPPED_MODEL, tokens, range(-(-len(tokens) // 64)), [len(tokens)])
+        every = [*prompt, *found[key]]
+        logits = our_logits(model, every, range(-(-len(every) // 64)), [len(every)])
         agreed += int((logits[len(prompt) - 1 : -1].argmax(1) == torch.tensor(found[key])).sum())
-    # Few choices of this model are so close that rounding changes them.
+    # Few choices of these models are so close that rounding changes them.
     assert agreed > 0.95 * sum(map(len, found.values()))
 
 
