@@ -150,6 +150,8 @@ class RankBench:
                 context_tokens=max(context, CONTEXT) + SPARE_TOKENS,
                 # The bench runs each kind of step once before it measures.
                 warm_up="off",
+                # Memory of the host is locked while an engine is young, and there are several.
+                host_blocks=0,
             )
             resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
             started = time.perf_counter()
