@@ -5,25 +5,38 @@ from bisect import insort
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mesh.errors import Overloaded
 
 ResultT = TypeVar("ResultT")
 
+# How many times its own size of works that come after it one work lets pass.
+PATIENCE = 64
+
+
+class _Waiting(NamedTuple):
+    rank: int
+    number: int
+    size: int
+    turn: asyncio.Future[None]
+
 
 class ShortestFirst:
-    """Runs one work at a time, the shortest first, so that none waits for others that take a hundred times as long.
+    """Runs one work at a time, the shortest first, so that none waits for others that take a hundred times as long. One
+    that has let PATIENCE times its own size pass goes before all that come then.
 
-    While more than `most_waiting` waits, in the unit of the sizes, the longest is refused: what waits takes memory.
+    While more than `most_waiting` waits, in the unit of the sizes, the last is refused: what waits takes memory.
     """
 
     def __init__(self, name: str, most_waiting: int) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._most_waiting = most_waiting
         self._busy = False
-        # Shortest first, by size and number; each is told when its turn comes.
-        self._line: list[tuple[int, int, asyncio.Future[None]]] = []
+        # The sizes of all works that were begun: the clock by which those that wait age.
+        self._begun = 0
+        # Those that wait, in order of rank and number; each is told when its turn comes.
+        self._line: list[_Waiting] = []
         self._numbers = count()
 
     def close(self) -> None:
@@ -34,6 +47,7 @@ class ShortestFirst:
         if self._busy:
             await self._turn(size)
         self._busy = True
+        self._begun += size
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         finally:
@@ -41,13 +55,14 @@ class ShortestFirst:
 
     async def _turn(self, size: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = (size, next(self._numbers), turn)
+        # Who waits gains on those that come later by what was begun in between.
+        waiting = _Waiting(PATIENCE * size + self._begun, next(self._numbers), size, turn)
         insort(self._line, waiting)
-        if sum(size for size, _, _ in self._line) > self._most_waiting:
-            *_, longest = self._line.pop()
+        if sum(each.size for each in self._line) > self._most_waiting:
+            last = self._line.pop().turn
             # Done if its caller was cancelled.
-            if not longest.done():
-                longest.set_exception(Overloaded("too many long prompts wait: retry", retry_after_ms=1000))
+            if not last.done():
+                last.set_exception(Overloaded("too many long prompts wait: retry", retry_after_ms=1000))
         try:
             await turn
         except asyncio.CancelledError:
@@ -60,7 +75,7 @@ class ShortestFirst:
 
     def _pass_on(self) -> None:
         while self._line:
-            *_, turn = self._line.pop(0)
+            turn = self._line.pop(0).turn
             if not turn.done():
                 turn.set_result(None)
                 return

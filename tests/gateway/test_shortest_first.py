@@ -8,6 +8,7 @@ from threading import Event
 
 import pytest
 
+from gateway import shortest_first
 from gateway.shortest_first import ShortestFirst
 from mesh.errors import Overloaded
 
@@ -43,6 +44,22 @@ async def test_of_those_that_wait_the_shortest_goes_first() -> None:
         line.free.set()
         await asyncio.gather(*tasks)
         assert line.done == ["short", "middle", "later", "long"]
+
+
+async def test_a_long_one_is_not_passed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortest_first, "PATIENCE", 4)
+    async with busy_line() as line:
+        long, short = line.add("long", 50), line.add("short", 10)
+        await asyncio.sleep(0)
+        line.free.set()
+        while not long.done():
+            # Whenever one is done, another waits.
+            before, short = short, line.add("short", 10)
+            await before
+            assert len(line.done) < 100
+        await short
+        # It has rank 4 x 50, and a short one 4 x 10 more than the works that were begun before it came.
+        assert line.done.index("long") in range(16, 20)
 
 
 async def test_the_longest_is_refused_if_too_much_waits() -> None:
