@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from gateway.openai.bodies import ArrivingBodies
 from gateway.openai.half_closed import PROBE, HalfClosed, tells_states
 from gateway.openai.plain_requests import PlainRequestParser
-from gateway.openai.refusals import BODIES, BUSY, MALFORMED, TOO_LARGE, Refusal, RefusalLog
+from gateway.openai.refusals import BODIES, BUSY, CHUNKS, MALFORMED, TOO_LARGE, Refusal, RefusalLog
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 
 # How long a client of HTTP/1.0 that has closed its sending side waits for an answer to begin: it knows no 1xx, which
@@ -27,6 +27,10 @@ MAX_HEAD_BYTES = 65536
 # Requests of a connection that wait for the answer to one before them. Hardly any client sends ahead at all; a read of
 # 256 KiB can hold thousands of requests, whose parsing nothing interrupts.
 MAX_PIPELINED = 16
+# Chunks of a body that may have fewer than SMALL_CHUNK_BYTES on average: parsing one takes as long as copying thousands
+# of bytes, and nothing interrupts it either.
+MAX_SMALL_CHUNKS = 16384
+SMALL_CHUNK_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class ConnectionLimits:
     connections: int
     # Bounds the time from the start of a connection, or from a request's first byte, to the end of its headers.
     header_seconds: float
+    # What is read of a body. What exceeds it is forgotten as it arrives.
+    body_bytes: int
     # Bounds the bytes of all bodies together that are not whole yet.
     arriving_bytes: int
 
@@ -47,16 +53,16 @@ class LimitedConfig(uvicorn.Config):
         # Set whenever a connection has ended.
         self.lost = asyncio.Event()
         self.refusals = RefusalLog()
-        self.bodies = ArrivingBodies(limits.arriving_bytes)
+        self.bodies = ArrivingBodies(limits.arriving_bytes, limits.body_bytes)
 
 
-class _TooManyPipelined(Exception):
+class _Refused(Exception):
     """Stops the parser in the middle of what was read."""
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """Closes itself if headers take too long, are too large or no HTTP, or if too many requests are sent ahead. Ignores
-    requests to change its protocol.
+    """Closes itself if headers take too long, are too large or no HTTP, if a body has too many small chunks, or if too
+    many requests are sent ahead. Ignores requests to change its protocol.
 
     A connection beyond the limit replaces the connection that has been idle for longest. If none is idle, the one that
     has not sent its request's whole body for longest is answered 503, and if there is none, the new one. If the bodies
@@ -87,6 +93,9 @@ class LimitedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         # Bytes of the request's URL and headers so far.
         self._field_bytes = 0
+        # What one read brought of a body, and how many chunks and bytes the body has without it.
+        self._chunks: list[bytes] = []
+        self._body_chunks = self._body_bytes = 0
         self._half_closed: HalfClosed | None = None
 
     @property
@@ -125,6 +134,7 @@ class LimitedConnection(HttpToolsProtocol):
             pass
         except httptools.HttpParserError:
             self._refuse(MALFORMED)
+        self._take_chunks()
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
 
@@ -144,7 +154,7 @@ class LimitedConnection(HttpToolsProtocol):
         return True
 
     def on_message_begin(self) -> None:
-        self._field_bytes = 0
+        self._field_bytes = self._body_chunks = self._body_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -170,13 +180,29 @@ class LimitedConnection(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusals.note("pipelined", self.client)
             self._close("pipelined")
-            raise _TooManyPipelined
+            raise _Refused
         super().on_headers_complete()
         if self.cycle.scope["http_version"] == "1.0":
             _end_by_closing(self.cycle)
 
     def on_body(self, body: bytes) -> None:
+        # Joined once for a read: uvicorn copies what it has of the body for each piece.
+        self._chunks.append(body)
+        if len(self._chunks) >= MAX_SMALL_CHUNKS:
+            self._take_chunks()
+            if self.transport.is_closing():
+                raise _Refused
+
+    def _take_chunks(self) -> None:
+        if not self._chunks:
+            return
+        body = b"".join(self._chunks)
+        self._body_chunks += len(self._chunks)
+        self._body_bytes += len(body)
+        self._chunks.clear()
         self._head_bytes = 0
+        if self._body_chunks >= MAX_SMALL_CHUNKS and self._body_bytes < SMALL_CHUNK_BYTES * self._body_chunks:
+            self._refuse(CHUNKS)
         if not self.transport.is_closing():
             super().on_body(body)
             self._bodies.add(self, len(body))
@@ -185,6 +211,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._refuse(BODIES)
 
     def on_message_complete(self) -> None:
+        self._take_chunks()
         self._head_bytes = 0
         self._bodies.forget(self)
         if not self._read_again and not self.transport.is_closing():

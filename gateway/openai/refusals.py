@@ -46,6 +46,12 @@ TOO_LARGE = _refusal(
     "invalid_request_error",
     "URL and headers have more than 64 KiB: send fewer or shorter ones",
 )
+CHUNKS = _refusal(
+    "chunks",
+    HTTPStatus.BAD_REQUEST,
+    "invalid_request_error",
+    "the body comes in thousands of chunks of a few bytes: send larger ones, or a content-length",
+)
 BUSY = _refusal(
     "busy",
     HTTPStatus.SERVICE_UNAVAILABLE,

@@ -93,6 +93,7 @@ class HttpServer:
                 ConnectionLimits(
                     connections=config.connections or http_connections(),
                     header_seconds=config.header_seconds,
+                    body_bytes=config.body_bytes,
                     arriving_bytes=ARRIVING_BODIES * config.body_bytes,
                 ),
                 ws="none",

@@ -3,13 +3,14 @@
 import asyncio
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.config import HttpConfig
 from gateway.openai import connections, server
-from gateway.openai.connections import MAX_HEAD_BYTES, MAX_PIPELINED
+from gateway.openai.connections import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_SMALL_CHUNKS, LimitedConnection
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, direct, running_mesh
@@ -51,13 +52,24 @@ async def test_a_connection_without_a_whole_request_is_closed() -> None:
         assert [await closed(silent), await closed(half)] == [b"", b""]
 
 
-async def test_half_a_request_after_a_whole_one_times_out() -> None:
-    async with running_mesh(http=HttpConfig(header_seconds=0.2)) as mesh:
+async def test_half_a_request_after_a_whole_one_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[LimitedConnection] = []
+
+    class Noted(LimitedConnection):
+        def _await_headers(self) -> None:
+            waits.append(self)
+            super()._await_headers()
+
+    monkeypatch.setattr(connections, "LimitedConnection", Noted)
+    async with running_mesh() as mesh:
         connection = await connect(mesh, HEALTH)
+        for number in (1, 2):
+            await answered(connection)
+            # From the start of the connection, then from a request's first byte; not while it is idle.
+            assert len(waits) == number and waits[0]._header_timer is None
+            connection[1].write(HEALTH)
         await answered(connection)
-        await asyncio.sleep(0.3)
-        connection[1].write(HEALTH)
-        await answered(connection)
+        waits[0]._limits = replace(waits[0]._limits, header_seconds=0.01)
         connection[1].write(HEALTH[:-2])
         assert await closed(connection) == b""
 
@@ -245,6 +257,38 @@ async def test_the_largest_body_gives_way_if_bodies_take_too_much(monkeypatch: p
         for connection, rest in ((small, 924), (whole, 24)):
             connection[1].write(b" " * rest)
             assert (await answered(connection)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_body_that_is_too_large_takes_no_others_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ARRIVING_BODIES", 2)
+    async with running_mesh(http=HttpConfig(body_bytes=1024)) as mesh:
+        begun = await connect(mesh, COMPLETIONS + b"content-length: 1024\r\n\r\n" + b" " * 1000)
+        response = await mesh.http.post("/v1/completions", content=b" " * 5000)
+        assert response.status_code == 413
+        begun[1].write(b" " * 24)
+        assert (await answered(begun)).startswith(b"HTTP/1.1 400 ")
+
+
+CHUNKED = COMPLETIONS + b"transfer-encoding: chunked\r\n\r\n"
+
+
+async def test_a_body_of_thousands_of_tiny_chunks_is_refused() -> None:
+    async with running_mesh() as mesh:
+        with suppress(ConnectionError):
+            answer = await closed(await connect(mesh, CHUNKED + b"1\r\n \r\n" * 2 * MAX_SMALL_CHUNKS))
+            assert answer.startswith(b"HTTP/1.1 400 ") and b'"code":"chunks"' in answer
+        assert (await mesh.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("chunk", "count"),
+    [(b"1\r\n \r\n", MAX_SMALL_CHUNKS - 1), (b"20\r\n" + b" " * 32 + b"\r\n", 2 * MAX_SMALL_CHUNKS)],
+    ids=["few", "not tiny"],
+)
+async def test_a_body_may_come_in_small_chunks(chunk: bytes, count: int) -> None:
+    async with running_mesh() as mesh:
+        answer = await answered(await connect(mesh, CHUNKED + chunk * count + b"0\r\n\r\n"))
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"connection: close" not in answer
 
 
 async def test_a_connection_beyond_the_limit_is_told_to_return() -> None:
