@@ -7,7 +7,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.operands import BLOCK, BlockScaled
-from kernels.hopper import is_hopper
+from kernels.hopper import is_hopper, processors
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
 
@@ -21,8 +21,6 @@ BOX_ROWS = ROWS // CTAS
 BLOCK_TIMES = {64: 0.33, 128: 0.41, 256: 0.72}
 # Tiles of this many outputs lie one below the other in a cluster, others side by side.
 WIDEST = 256
-# How many CTAs an H200 runs at once. A CTA fills a multiprocessor.
-MOST_CTAS = 132
 # With fewer CTAs than this, those of our Triton kernel, which can share a tile, are faster.
 FEWEST_CTAS = 96
 # How many rows of clusters have their tiles taken together. Sorted rows change their weight every so often.
@@ -36,7 +34,7 @@ def takes(rows: int, outputs: int) -> bool:
 
 def fp8_gemm(x: Quantized, weight: BlockScaled, width: int | None = None) -> torch.Tensor:
     """Same as `kernels.fp8_gemm.fp8_gemm`, on Hopper. width: a tile's outputs; None chooses by the shape."""
-    width = width or choose_width(x.values.shape[0], weight.values.shape[0])
+    width = width or choose_width(x.values.shape[0], weight.values.shape[0], processors(x.values.device))
     return _multiply(x, weight, width, f"many_rows_{width}", ROWS_TOGETHER)
 
 
@@ -51,11 +49,13 @@ def sorted_fp8_gemm(x: Quantized, weight: BlockScaled, row_experts: torch.Tensor
 
 # Layers of a step ask for the same few shapes.
 @lru_cache(maxsize=4096)
-def choose_width(rows: int, outputs: int) -> int:
-    """The outputs of a tile with which it takes least time to compute all tiles, those of one CTA one after another."""
+def choose_width(rows: int, outputs: int, at_once: int) -> int:
+    """The outputs of a tile with which it takes least time to compute all tiles, those of one CTA one after another.
+    at_once: CTAs that run at a time, each on a multiprocessor of its own.
+    """
 
     def time(width: int) -> float:
-        return -(-_ctas(rows, outputs, width) // MOST_CTAS) * BLOCK_TIMES[width]
+        return -(-_ctas(rows, outputs, width) // at_once) * BLOCK_TIMES[width]
 
     return min(BLOCK_TIMES, key=time)
 
@@ -79,7 +79,7 @@ def _multiply(
         rows=rows, outputs=outputs, blocks=inputs // BLOCK, scale_stride=x.scales.stride(1), rows_together=together,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, name, device.index or 0)
-    grid = (min(_ctas(rows, outputs, width), MOST_CTAS), 1, 1)
+    grid = (min(_ctas(rows, outputs, width), processors(device) // CTAS * CTAS), 1, 1)
     kernel.launch(grid, THREADS, arguments, cluster=CTAS, dependent=True)
     return out
 

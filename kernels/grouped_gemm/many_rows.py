@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.hopper import is_hopper
+from kernels.hopper import is_hopper, processors
 from kernels.nvrtc import encode_halves, encode_rows, load_kernel
 from kernels.structures import structure
 from kernels.tile_sizes import cdiv
@@ -16,8 +16,6 @@ LINES, INPUT_BYTES, BOX_ROWS, CTAS, THREADS = 128, 128, 32, 2, 384
 MOST_GROUPS = 512
 # From this many rows an expert on, if all are chosen equally often, it is faster than the kernel of few rows.
 FEWEST_ROWS = 16
-# How many CTAs an H200 runs at once. A CTA fills a multiprocessor.
-MOST_CTAS = 132
 
 
 def takes(x: torch.Tensor, weights: torch.Tensor) -> bool:
@@ -45,5 +43,6 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor, *, 
         out=out.data_ptr(), ends=ends.data_ptr(), groups=groups, outputs=outputs, blocks=cdiv(row_bytes, INPUT_BYTES),
     )  # fmt: skip
     kernel = load_kernel(SOURCE, "gated_many_rows" if gated else "many_rows", device.index or 0)
-    kernel.launch((MOST_CTAS // CTAS * CTAS, 1, 1), THREADS, arguments, cluster=CTAS, dependent=True)
+    # A CTA fills a multiprocessor, and takes one tile after another.
+    kernel.launch((processors(device) // CTAS * CTAS, 1, 1), THREADS, arguments, cluster=CTAS, dependent=True)
     return out

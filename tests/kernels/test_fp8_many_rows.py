@@ -28,7 +28,7 @@ FASTEST = [
 
 @pytest.mark.parametrize(("rows", "layer", "width"), FASTEST)
 def test_the_fastest_measured_width_of_tiles_is_chosen(rows: int, layer: str, width: int) -> None:
-    assert many_rows.choose_width(rows, LINEAR_LAYERS[layer][0]) == width
+    assert many_rows.choose_width(rows, LINEAR_LAYERS[layer][0], 132) == width
 
 
 @pytest.mark.gpu

@@ -19,7 +19,8 @@ def test_rows_are_multiplied_by_their_experts(
     gated: bool, sizes: list[int], inputs: int, outputs: int, on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_rows = on_cpu.module("grouped_gemm.many_rows")
-    monkeypatch.setattr(many_rows, "MOST_CTAS", 4)
+    # Two clusters of two CTAs, and a multiprocessor without a CTA.
+    monkeypatch.setattr(many_rows, "processors", lambda device: 5)
     x, weights = torch.randn(sum(sizes), inputs).bfloat16(), torch.randn(len(sizes), outputs, inputs).bfloat16() / 8
     ends = torch.tensor(sizes).cumsum(0).int()
     assert many_rows.takes(x, weights)
