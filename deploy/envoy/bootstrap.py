@@ -71,6 +71,8 @@ def _listener(name: str, host: str, port: int, retries: dict[str, Any]) -> dict[
         "@type": f"type.googleapis.com/{_CONNECTION_MANAGER}",
         "stat_prefix": name,
         "codec_type": "AUTO",
+        # gRPC's parser keeps 160 bytes for each entry, of which a stream may have any number, though it refuses that.
+        "common_http_protocol_options": {"max_headers_count": 100},
         "stream_idle_timeout": _IDLE_SECONDS,
         "request_timeout": "0s",
         "route_config": {
