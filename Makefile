@@ -5,6 +5,9 @@
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(shell command -v $(p) >/dev/null && $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p))))
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+UNREACHABLE := pip failed. If it found no versions at all, it reached no package index: make demo PIP_INDEX_URL=... names another than PyPI
+# Else half of an environment, made by a Python without its venv package (python3-venv on Debian), would count as a whole one.
+.DELETE_ON_ERROR:
 # --no-compile: the first import compiles the modules that are needed, in a tenth of the time for all 18,000.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 SOURCES := mesh worker cli launcher gateway scheduler prefill_svc decode_svc kvstore engine kernels transfer tools eval loadgen capacity sim models bench deploy tests
@@ -164,9 +167,9 @@ sanitize: .venv/installed-dev
 	else echo "creating .venv"; $(PYTHON) -m venv .venv; fi
 
 .venv/installed: .venv/bin/python pyproject.toml protos/pyproject.toml models/pyproject.toml constraints.txt
-	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH)"; $(PIP) $(TORCH); }
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo "installing $(TORCH): gigabytes where PyPI's build has CUDA (README.md names a smaller one)"; $(PIP) $(TORCH); } || { echo "$(UNREACHABLE)"; exit 1; }
 	@echo "installing deepmesh"
-	@$(PIP) -e ./protos -e ./models -e .
+	@$(PIP) -e ./protos -e ./models -e . || { echo "$(UNREACHABLE)"; exit 1; }
 	@touch $@
 
 .venv/installed-dev: .venv/installed
