@@ -4,17 +4,16 @@ all but those that keep their weights.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from engine.config import EngineConfig
 from engine.parallel.layout import Layout
-from engine.parallel.peers import GroupDescriptors
 from engine.protocol.messages import FirstToken, StepResult, Submit, TransferNews
 from mesh.config import ObserveConfig
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
-from mesh.errors import EngineFailed, MeshError
+from mesh.errors import EngineFailed
 from mesh.exit_status import describe_status
 from mesh.rank_choice import choose_rank
 from transfer.block_macs import Authorship
@@ -22,10 +21,10 @@ from worker.chains import found_blocks
 from worker.events.block_tokens import BlockTokens
 from worker.handover import KeptRanks
 from worker.hosts.joined import JoinedHosts
-from worker.hosts.rendezvous import HostsRendezvous
 from worker.merging import merge_loads, merge_ready, merge_transfers
 from worker.ranks.client import STOP_GRACE_SECONDS, RankClient
 from worker.ranks.loss import release_all, settle_loss
+from worker.ranks.start import adopted_ranks, started_ranks
 from worker.ranks.view import RankView
 from worker.watchdog import END_SECONDS, STALLED_SECONDS, Watchdog, blamed
 
@@ -83,21 +82,8 @@ class RankGroup:
 
         hosts: the worker's other hosts, if there are any; all must have joined.
         """
-        ranks, ranks_a_host = config.parallel.world, config.parallel.ranks_a_host
-        if hosts is None:
-            shared = GroupDescriptors.create(ranks_a_host) if ranks > 1 else None
-        else:
-            shared = await hosts.open_group()
-        rendezvous = HostsRendezvous()
-        try:
-            own = [
-                RankClient.start(config, observe, rank, _name(rank, config, hosts), shared, authorship, rendezvous)
-                for rank in range(ranks_a_host)
-            ]
-            return await cls._of(config, own, hosts, rendezvous)
-        finally:
-            if shared is not None:
-                shared.close()
+        async with started_ranks(config, observe, authorship, hosts) as processes:
+            return cls(processes, Layout.of(config.parallel).tp, hosts)
 
     @classmethod
     async def adopt(
@@ -113,41 +99,8 @@ class RankGroup:
 
         hosts: as for `start`.
         """
-        if hosts is not None:
-            assert kept.group is not None
-            await hosts.take_group(kept.group)
-        rendezvous = HostsRendezvous()
-        own = [
-            RankClient.adopt(handle, config, observe, rank, _name(rank, config, hosts), authorship, rendezvous)
-            for rank, handle in enumerate(kept.ranks)
-        ]
-        return await cls._of(config, own, hosts, rendezvous)
-
-    @classmethod
-    async def _of(
-        cls,
-        config: EngineConfig,
-        own: Sequence[Coroutine[Any, Any, RankClient]],
-        hosts: JoinedHosts | None,
-        rendezvous: HostsRendezvous,
-    ) -> Self:
-        """own: clients of this host's ranks."""
-        others = [
-            RankClient.reach(each, _name(rank, config, hosts), rendezvous)
-            for rank, each in enumerate([] if hosts is None else hosts.ranks, start=len(own))
-        ]
-        starts = [asyncio.create_task(client) for client in (*own, *others)]
-        started = False
-        try:
-            group = cls(await asyncio.gather(*starts), Layout.of(config.parallel).tp, hosts)
-            started = True
-            return group
-        except MeshError:
-            _tell_failed(starts, len(own), hosts)
-            raise
-        finally:
-            if not started:
-                await _undo(starts)
+        async with adopted_ranks(kept, config, observe, authorship, hosts) as processes:
+            return cls(processes, Layout.of(config.parallel).tp, hosts)
 
     @property
     def load(self) -> WorkerLoad:
@@ -314,26 +267,3 @@ class RankGroup:
                 if number is None and len(stalls) > 1:
                     cause += ", or waits for another rank's"
                 return number, EngineFailed(f"{name} has made no progress for {END_SECONDS:g} s: {cause}")
-
-
-def _name(rank: int, config: EngineConfig, hosts: JoinedHosts | None) -> str:
-    parallel = config.parallel
-    if parallel.world == 1:
-        return "the engine process"
-    name = f"rank {rank} of {parallel.world}"
-    return name if hosts is None else f"{name} (host {hosts.number_of(rank // parallel.ranks_a_host)})"
-
-
-def _tell_failed(starts: Sequence[asyncio.Task[RankClient]], own: int, hosts: JoinedHosts | None) -> None:
-    """Tell which rank of another host did not start, if it was one. own: how many of `starts` are of this host."""
-    failed = [rank for rank, each in enumerate(starts) if each.done() and each.exception() is not None]
-    if hosts is not None and failed and failed[0] >= own:
-        hosts.not_started(failed[0] - own)
-
-
-async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:
-    """End the ranks, both those still loading and those that have loaded."""
-    for start in starts:
-        start.cancel()
-    ended = await asyncio.gather(*starts, return_exceptions=True)
-    await asyncio.gather(*(each.close(grace_seconds=0) for each in ended if isinstance(each, RankClient)))
