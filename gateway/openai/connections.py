@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from gateway.openai.bodies import ArrivingBodies
 from gateway.openai.half_closed import PROBE, HalfClosed, tells_states
 from gateway.openai.plain_requests import PlainRequestParser
-from gateway.openai.refusals import BODIES, BUSY, CHUNKS, MALFORMED, TOO_LARGE, Refusal, RefusalLog
+from gateway.openai.refusals import BODIES, BUSY, CHUNKS, MALFORMED, STOPPING, TOO_LARGE, Refusal, RefusalLog
 from mesh.metrics import GATEWAY_HTTP_CLOSED
 
 # How long a client of HTTP/1.0 that has closed its sending side waits for an answer to begin: it knows no 1xx, which
@@ -186,7 +186,7 @@ class LimitedConnection(HttpToolsProtocol):
             _end_by_closing(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        # Joined once for a read: uvicorn copies what it has of the body for each piece.
+        # Joined once for a read: what uvicorn does with a piece takes longer than to parse it.
         self._chunks.append(body)
         if len(self._chunks) >= MAX_SMALL_CHUNKS:
             self._take_chunks()
@@ -209,6 +209,10 @@ class LimitedConnection(HttpToolsProtocol):
 
     def give_up_body(self) -> None:
         self._refuse(BODIES)
+
+    def cut_off(self) -> None:
+        """Close although a request is in progress, because the server stops."""
+        self._refuse(STOPPING)
 
     def on_message_complete(self) -> None:
         self._take_chunks()

@@ -66,6 +66,13 @@ BODIES = _refusal(
     "the gateway receives as many large bodies as it can hold: retry later",
     "retry-after: 1\r\n",
 )
+STOPPING = _refusal(
+    "stopping",
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "server_error",
+    "the gateway stops, and the body was not whole: send the request again",
+    "retry-after: 1\r\n",
+)
 
 
 class RefusalLog:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from gateway.config import HttpConfig
 from gateway.open_files import http_connections
-from gateway.openai.connections import ConnectionLimits, LimitedConfig
+from gateway.openai.connections import ConnectionLimits, LimitedConfig, LimitedConnection
 from mesh.addresses import with_port
 from mesh.errors import ConfigError
 from mesh.ports import bound_socket
@@ -20,6 +20,8 @@ from mesh.ports import bound_socket
 BACKLOG = 2048
 # As many bodies of the largest size may arrive at once.
 ARRIVING_BODIES = 64
+# How long requests may take to end once their connections were closed.
+END_SECONDS = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -62,6 +64,12 @@ class _Server(uvicorn.Server):
                 while state.tasks:
                     await asyncio.wait(state.tasks)
         except TimeoutError:
+            for connection in list(state.connections):
+                assert isinstance(connection, LimitedConnection)
+                connection.cut_off()
+            # Most notice that their clients are gone; of one that is cancelled uvicorn logs a traceback.
+            if state.tasks:
+                await asyncio.wait(state.tasks, timeout=END_SECONDS)
             for task in state.tasks:
                 task.cancel()
 

@@ -291,6 +291,14 @@ async def test_a_body_may_come_in_small_chunks(chunk: bytes, count: int) -> None
         assert answer.startswith(b"HTTP/1.1 400 ") and b"connection: close" not in answer
 
 
+async def test_half_a_body_is_refused_when_the_gateway_stops(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_mesh() as mesh:
+        connection = await connect(mesh, COMPLETIONS + b"content-length: 100\r\nexpect: 100-continue\r\n\r\n{")
+        await asyncio.wait_for(connection[0].readuntil(b" 100 Continue\r\n\r\n"), PATIENCE_SECONDS)
+    assert b"the gateway stops" in await closed(connection)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_a_connection_beyond_the_limit_is_told_to_return() -> None:
     body: Any = {"model": "oracle", "prompt": "abc", "max_tokens": 2000, "stream": True}
     worker = FakeDecodeWorker(step_seconds=0.01)
