@@ -74,13 +74,13 @@ class Exchange:
         self._refused = refused
         self._received_bytes = Tally()
         self._sent_bytes = Tally()
-        self._slots = SlotPool(config.slots)
         times = times or StartTimes()
         staging = [memory.allocate_staging(config.slot_bytes)]
         # On a GPU the first allocation compiles the kernels that copy and hash segments, unless an earlier start did.
         times.mark("first-slot")
         staging += [memory.allocate_staging(config.slot_bytes) for _ in range(config.slots - 1)]
         times.mark("slots")
+        self._slots = SlotPool(staging)
         # UCX wakes no thread when a transfer between GPUs has completed.
         self.needs_polling = memory.is_on_gpu
         self._mailbox = Mailbox(transport, self._refused)
@@ -88,9 +88,9 @@ class Exchange:
         origin = own_origin() if chooses_transports(config.transports) else None
         self._local_tcp = LocalTcp(origin)
         self._receiver = Receiver(
-            transport, self._mailbox, memory, self._slots, staging, self._refused, self._received_bytes, self._local_tcp
+            transport, self._mailbox, memory, self._slots, self._refused, self._received_bytes, self._local_tcp
         )
-        self._sender = Sender(transport, self._mailbox, memory, self._slots, staging, self._sent_bytes, origin)
+        self._sender = Sender(transport, self._mailbox, memory, self._slots, self._sent_bytes, origin)
         self._author = author
         self.fetcher = Fetcher(
             transport,
@@ -110,22 +110,7 @@ class Exchange:
         # On a store: the MACs of its blocks.
         self.macs: KeptMacs | None = None
         if lookups is not None:
-            assert isinstance(memory, HostMemory), "a store's memory is its host's"
-            self.macs = KeptMacs(memory.layers, memory.blocks)
-            self._referrals = Referrals(memory, transport, self._mailbox, self._sent_bytes)
-            self.server = LookupServer(
-                transport,
-                self._mailbox,
-                self._sender,
-                memory,
-                config,
-                lookups,
-                clock,
-                self._refused,
-                self.macs,
-                draft_layers,
-                self._referrals,
-            )
+            self._serve(lookups, memory, config, draft_layers)
 
     @property
     def in_flight(self) -> bool:
@@ -232,6 +217,25 @@ class Exchange:
             fetched_blocks=self.fetcher.fetched_blocks,
             fetch_bytes_per_second=self.fetcher.rates.memory,
             disk_fetch_bytes_per_second=self.fetcher.rates.disk,
+        )
+
+    def _serve(self, lookups: LookupHandler, memory: KvMemory, config: TransferConfig, draft_layers: int) -> None:
+        """Answer workers' lookups, as a store does."""
+        assert isinstance(memory, HostMemory), "a store's memory is its host's"
+        self.macs = KeptMacs(memory.layers, memory.blocks)
+        self._referrals = Referrals(memory, self._transport, self._mailbox, self._sent_bytes)
+        self.server = LookupServer(
+            self._transport,
+            self._mailbox,
+            self._sender,
+            memory,
+            config,
+            lookups,
+            self._clock,
+            self._refused,
+            self.macs,
+            draft_layers,
+            self._referrals,
         )
 
     def _accept_arrivals(self) -> bool:

@@ -1,7 +1,6 @@
 """Receives messages into slots, copies verified segments from slots into blocks, and frees every slot."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,7 +57,6 @@ class Receiver:
         mailbox: Mailbox,
         memory: KvMemory,
         slots: SlotPool,
-        staging: Sequence[Any],
         refused: Tally,
         received_bytes: Tally,
         local_tcp: LocalTcp,
@@ -67,7 +65,6 @@ class Receiver:
         self._mailbox = mailbox
         self._memory = memory
         self._slots = slots
-        self._staging = staging
         self._refused = refused
         self._received_bytes = received_bytes
         self._local_tcp = local_tcp
@@ -230,7 +227,7 @@ class Receiver:
         return check.refusal(self._memory.tags(staging, tile, check.keyed) if check.keyed else ())
 
     def _received(self, incoming: Incoming, slot: int) -> Any:
-        staging = self._staging[slot]
+        staging = self._slots.staging(slot)
         return self._memory.host_side(staging) if incoming.from_store else staging
 
     def _end_verified(self) -> bool:

@@ -72,7 +72,6 @@ class Sender:
         mailbox: Mailbox,
         memory: KvMemory,
         slots: SlotPool,
-        staging: Sequence[Any],
         sent_bytes: Tally,
         origin: Origin | None = None,
     ) -> None:
@@ -81,7 +80,6 @@ class Sender:
         self._mailbox = mailbox
         self._memory = memory
         self._slots = slots
-        self._staging = staging
         self._sent_bytes = sent_bytes
         self._origin = origin
         # The first one is next to send.
@@ -198,7 +196,7 @@ class Sender:
         return outgoing.macs.macs_of(tile, partial(self._memory.tags, self._staged(outgoing, send.slot), tile))
 
     def _staged(self, outgoing: Outgoing, slot: int) -> Any:
-        staging = self._staging[slot]
+        staging = self._slots.staging(slot)
         return self._memory.host_side(staging) if outgoing.to_store else staging
 
     def _finish_sends(self) -> bool:

@@ -1,6 +1,8 @@
 """The fixed pool of staging slots: which direction may acquire a slot, and when a slot becomes free."""
 
+from collections.abc import Sequence
 from enum import Enum
+from typing import Any
 
 
 class Direction(Enum):
@@ -16,17 +18,18 @@ class SlotPool:
     processes that send to each other could otherwise wait for each other's slots forever.
     """
 
-    def __init__(self, count: int) -> None:
-        assert count >= 2, "one slot for each direction"
-        self._count = count
-        self._free = list(reversed(range(count)))
+    def __init__(self, staging: Sequence[Any]) -> None:
+        """staging: the buffer of each slot, as the process's `KvMemory` allocates them."""
+        assert len(staging) >= 2, "one slot for each direction"
+        self._staging = staging
+        self._free = list(reversed(range(len(staging))))
         self._users: dict[int, Direction] = {}
         self._in_use = dict.fromkeys(Direction, 0)
         self._quarantined: set[int] = set()
 
     @property
     def total(self) -> int:
-        return self._count
+        return len(self._staging)
 
     @property
     def free(self) -> int:
@@ -37,7 +40,7 @@ class SlotPool:
         return len(self._quarantined)
 
     def can_acquire(self, direction: Direction) -> bool:
-        return bool(self._free) and self._in_use[direction] < self._count - 1
+        return bool(self._free) and self._in_use[direction] < self.total - 1
 
     def acquire(self, direction: Direction) -> int | None:
         """A free slot; None if there is none for this direction."""
@@ -47,6 +50,10 @@ class SlotPool:
         self._users[slot] = direction
         self._in_use[direction] += 1
         return slot
+
+    def staging(self, slot: int) -> Any:
+        """The slot's buffer."""
+        return self._staging[slot]
 
     def quarantine(self, slot: int) -> None:
         """The transfer that holds the slot was given up; UCX may still read or write it."""

@@ -40,11 +40,10 @@ class Scene:
         self.transport = FakeTransport()
         self.array = np.full((LAYERS, BLOCKS, PIECE), STALE, np.uint8)
         self.right = np.random.default_rng(0).integers(100, 200, self.array.shape, np.uint8)
-        self.slots = SlotPool(SLOTS)
+        self.slots = SlotPool([np.zeros(SLOT, np.uint8) for _ in range(SLOTS)])
         self.refused = Tally()
         self.received = Tally()
         self.local_tcp = LocalTcp(Origin("host", "here"))
-        staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
         self.memory = memory(self.array)
         self.mailbox = Mailbox(self.transport, self.refused)
         self.receiver = Receiver(
@@ -52,7 +51,6 @@ class Scene:
             self.mailbox,
             self.memory,
             self.slots,
-            staging,
             self.refused,
             self.received,
             self.local_tcp,

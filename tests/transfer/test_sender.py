@@ -37,12 +37,11 @@ class Scene:
     def __init__(self, address: bytes = b"there", memory: type[HostMemory | SlowMemory] = HostMemory) -> None:
         self.transport = FakeTransport()
         self.array = np.random.default_rng(0).integers(0, 256, (LAYERS, BLOCKS, PIECE), np.uint8)
-        self.slots = SlotPool(SLOTS)
+        self.slots = SlotPool([np.zeros(SLOT, np.uint8) for _ in range(SLOTS)])
         self.sent_bytes = Tally()
-        staging = [np.zeros(SLOT, np.uint8) for _ in range(SLOTS)]
         self.memory = memory(self.array)
         mailbox = Mailbox(self.transport, Tally())
-        self.sender = Sender(self.transport, mailbox, self.memory, self.slots, staging, self.sent_bytes, ORIGIN)
+        self.sender = Sender(self.transport, mailbox, self.memory, self.slots, self.sent_bytes, ORIGIN)
         self.tiles = plan_layerwise(LAYERS, BLOCKS, PIECE, SLOT)
         self.endings: list[Outgoing] = []
         self.outgoing = self.open(address)

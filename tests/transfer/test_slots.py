@@ -10,7 +10,7 @@ actions = st.lists(
 
 @given(st.integers(2, 6), actions)
 def test_a_slot_has_one_owner_and_each_comes_back(count: int, steps: list[tuple[str, int]]) -> None:
-    pool = SlotPool(count)
+    pool = SlotPool([None] * count)
     held: list[int] = []
     quarantined: list[int] = []
     for action, choice in steps:
@@ -35,7 +35,7 @@ def test_a_slot_has_one_owner_and_each_comes_back(count: int, steps: list[tuple[
 
 
 def test_neither_direction_takes_the_last_slot() -> None:
-    pool = SlotPool(3)
+    pool = SlotPool([None] * 3)
     assert pool.acquire(Direction.SENDING) is not None
     assert pool.acquire(Direction.SENDING) is not None
     assert pool.acquire(Direction.SENDING) is None
@@ -43,7 +43,7 @@ def test_neither_direction_takes_the_last_slot() -> None:
 
 
 def test_a_quarantined_slot_still_counts_for_its_direction() -> None:
-    pool = SlotPool(2)
+    pool = SlotPool([None] * 2)
     slot = pool.acquire(Direction.SENDING)
     assert slot is not None
     pool.quarantine(slot)

@@ -53,13 +53,13 @@ class Scene:
         size = TILE.pieces * PIECE
         self.ends: list[Incoming] = []
         self.incoming = Incoming([size], 1.0, [TILE], TAG, SECRET, TARGETS, self.ends.append, sink, slab)
-        self.slots, self.refused, self.received = SlotPool(2), Tally(), Tally()
+        self.slots = SlotPool([np.zeros(size, np.uint8)] * 2)
+        self.refused, self.received = Tally(), Tally()
         self.receiver = Receiver(
             FakeTransport(),
             Mailbox(FakeTransport(), self.refused),
             self.memory,
             self.slots,
-            [np.zeros(size, np.uint8)] * 2,
             self.refused,
             self.received,
             LocalTcp(None),
