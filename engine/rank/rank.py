@@ -76,15 +76,7 @@ class Rank:
     def _serve(self, config: EngineConfig, authorship: Authorship | None, times: StartTimes) -> int | None:
         try:
             with span("engine.load", backend=config.backend):
-                backend = self._make_backend(config, times)
-                leads = self._peers is None or self._peers.place.leads
-                # Only the first rank of a TP group has requests and moves KV; the others compute its steps, and get
-                # what has landed there.
-                agent, constraints = None, None
-                if leads:
-                    agent = make_agent(config, authorship, backend, self._wakeup, self._number, times)
-                    constraints = self._make_constraints(config, backend)
-                times.mark("grammars")
+                backend, agent, constraints = self._load(config, authorship, times)
         except RankLost as error:
             if not self._leaves_group(error):
                 raise
@@ -96,14 +88,39 @@ class Rank:
         except Exception as error:
             self._report(Failed(EngineFailed.reason, f"{type(error).__name__}: {error}"))
             raise
+        if not self._run_steps(config, backend, agent, constraints, times):
+            return 0
+        self._link.send(Released())
+        return None
+
+    def _load(
+        self, config: EngineConfig, authorship: Authorship | None, times: StartTimes
+    ) -> "tuple[Backend, TransferAgent | None, Constraints | None]":
+        backend = self._make_backend(config, times)
+        agent, constraints = None, None
+        if self._leads:
+            agent = make_agent(config, authorship, backend, self._wakeup, self._number, times)
+            constraints = self._make_constraints(config, backend)
+        times.mark("grammars")
         if agent is not None and self._ucx_log is None:
             self._ucx_log = UcxLog()
+        return backend, agent, constraints
+
+    def _run_steps(
+        self,
+        config: EngineConfig,
+        backend: Backend,
+        agent: "TransferAgent | None",
+        constraints: Constraints | None,
+        times: StartTimes,
+    ) -> bool:
+        """Report readiness, and take steps until stopped or released. Returns whether this rank was released."""
         peers = self._peers
         agreement = OneRank() if peers is None else agreement_of(peers)
         heartbeat = Heartbeat(self._pulse, agent, longest_step_seconds(config, on_gpu=backend.asynchronous))
         loop: RankLoop | FollowerLoop
         host_tier = None
-        if leads:
+        if self._leads:
             rank = 0 if peers is None else peers.in_worker.dp_index
             engine = Engine(config, backend, time.monotonic, agent, agreement, constraints, rank)
             host_tier = engine.load().host_tier
@@ -124,10 +141,14 @@ class Rank:
             agent.close()
         # Closed last: without heartbeats the service would soon take this rank for hanging.
         heartbeat.close()
-        if not released:
-            return 0
-        self._link.send(Released())
-        return None
+        return released
+
+    @property
+    def _leads(self) -> bool:
+        """Only the first rank of a TP group has requests and moves KV; the others compute its steps, and get what has
+        landed there.
+        """
+        return self._peers is None or self._peers.place.leads
 
     @property
     def _can_regroup(self) -> bool:
