@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.endpoints import GATEWAY, ApiKeyOption, MaybeGatewayOption
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.launch import EXIT_FAILED
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cli.endpoints import ApiKeyOption
 from launcher.shipped_model import shipped_model
-from mesh.config import validate
+from mesh.config_values import validate
 
 if TYPE_CHECKING:
     from eval.perplexity import Document

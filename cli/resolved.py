@@ -12,7 +12,7 @@ from engine.model.config import read_model_config
 from engine.settings.card import Card, smallest
 from engine.settings.fitting import check_fits
 from engine.settings.here import cards_for, resolve_on
-from mesh.config import overridden, validate
+from mesh.config_values import overridden, validate
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 

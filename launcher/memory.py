@@ -16,7 +16,7 @@ from engine.settings.here import cards_for, resolve_on
 from launcher.composition import split_settings
 from launcher.plan import MeshPlan, ServiceSpec
 from launcher.workers import takes_gpu
-from mesh.config import overridden, validate
+from mesh.config_values import overridden, validate
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 from mesh.machine_memory import machine_memory

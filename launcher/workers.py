@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.gpus import Gpu, assign
 from launcher.plan import MODULES, MeshPlan, ServiceSpec
-from mesh.config import overridden
+from mesh.config_values import overridden
 
 OTHER_ROLE: Mapping[str, str] = {"prefill": "decode", "decode": "prefill"}
 # The key whose subkeys say how many ranks a worker has.

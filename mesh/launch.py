@@ -16,7 +16,8 @@ import uvloop
 from grpc import StatusCode
 
 from mesh.background import background
-from mesh.config import ServiceConfig, load
+from mesh.config import ServiceConfig
+from mesh.config_values import load
 from mesh.errors import ConfigError, MeshError
 from mesh.freed_memory import release_grown_memory
 from mesh.observe import configure

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from loadgen.summary import Objectives
-from mesh.config import load
+from mesh.config_values import load
 from mesh.errors import ConfigError
 from sim.asked import Asked, SyntheticWorkload
 from sim.fleet import FleetConfig, check_holds

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
 from kvstore.config import KvStoreConfig
-from mesh.config import Config, load
+from mesh.config import Config
+from mesh.config_values import load
 from mesh.errors import ConfigError
 from prefill_svc.config import PrefillConfig
 from scheduler.config import SchedulerConfig

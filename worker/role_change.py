@@ -18,7 +18,8 @@ from pydantic import SecretStr
 from engine.config import EngineConfig
 from engine.role_change import check_keeps_weights
 from engine.settings.here import resolve_here
-from mesh.config import ServiceConfig, overridden
+from mesh.config import ServiceConfig
+from mesh.config_values import overridden
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, WorkerDraining
 from mesh.launch import Program

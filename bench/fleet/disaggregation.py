@@ -38,7 +38,7 @@ from loadgen.plan import plan
 from loadgen.summary import Objectives
 from loadgen.traces import TraceRow
 from mesh.blocks import BLOCK_TOKENS
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.cost_file import CostFile, load_costs, save_costs
 from mesh.costs import CostModel
 from sim.fleet import FleetConfig

@@ -30,7 +30,7 @@ from engine.pace.tails import most_rows
 from loadgen.options import SEARCH_TPOT_MS, SEARCH_TTFT_MS
 from loadgen.summary import Objectives
 from mesh.blocks import BLOCK_TOKENS
-from mesh.config import validate
+from mesh.config_values import validate
 from sim.fleet import FleetConfig
 from sim.result import Result
 from sim.run import simulate

@@ -23,7 +23,7 @@ from engine.model.config import ModelConfig, parse_model_config
 from engine.model.quantization import Stored
 from loadgen.summary import Objectives
 from mesh.blocks import BLOCK_TOKENS
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.cost_file import save_costs
 from sim.fleet import FleetConfig
 from sim.run import simulate

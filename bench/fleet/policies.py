@@ -19,7 +19,8 @@ from capacity.shapes import DEEPSEEK_R1
 from engine.model.config import parse_model_config
 from loadgen.records import RequestRecord
 from loadgen.summary import Objectives, is_good
-from mesh.config import Config, validate
+from mesh.config import Config
+from mesh.config_values import validate
 from scheduler.config import ObjectivesConfig
 from sim.asked import SyntheticWorkload
 from sim.fleet import FleetConfig

@@ -9,7 +9,8 @@ from gateway.config import GatewayConfig
 from launcher.memory import check_machine_room, check_room
 from launcher.plan import MODULES, ServiceSpec
 from launcher.preflight import check_kept_weights
-from mesh.config import ServiceConfig, load
+from mesh.config import ServiceConfig
+from mesh.config_values import load
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 from prefill_svc.config import PrefillConfig

@@ -11,7 +11,7 @@ from engine.settings.choice import Choice, value_of
 from engine.settings.layout import choose_parallel
 from engine.settings.quality import SHOWN, Shown
 from engine.settings.rules import NO_TRANSFERS, RULES, Situation, given
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.domain.workers import WorkerRole
 
 

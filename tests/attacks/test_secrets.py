@@ -15,7 +15,7 @@ from launcher.composition import compose
 from launcher.plan import MeshPlan
 from launcher.serving import until_served
 from mesh.channel import Channels
-from mesh.config import load
+from mesh.config_values import load
 from mesh.errors import ConfigError, Unauthenticated
 from mesh.launch import SETTINGS_VARIABLE
 from tests.support.gateways import running_mesh

@@ -12,7 +12,8 @@ from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
 from gateway.openai.openapi import OPERATIONS
 from kvstore.config import KvStoreConfig
-from mesh.config import Config, load
+from mesh.config import Config
+from mesh.config_values import load
 from mesh.identity import Identity, Role
 from mesh.tls import server_name
 from prefill_svc.config import PrefillConfig

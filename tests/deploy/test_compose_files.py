@@ -14,7 +14,7 @@ import pytest
 from decode_svc.config import DecodeConfig
 from gateway.config import GatewayConfig
 from launcher.container import program_of
-from mesh.config import load
+from mesh.config_values import load
 from mesh.errors import CheckpointError, ConfigError
 from mesh.launch import Program
 from prefill_svc.config import PrefillConfig

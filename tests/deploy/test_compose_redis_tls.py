@@ -8,7 +8,7 @@ import yaml
 
 from kvstore.config import KvStoreConfig
 from kvstore.redis_index import RedisIndex
-from mesh.config import load
+from mesh.config_values import load
 from mesh.errors import IndexUnavailable
 from mesh.identity import Role
 from mesh.ports import free_port

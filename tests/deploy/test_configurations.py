@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.settings.services import MODELS
-from mesh.config import load
+from mesh.config_values import load
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import pytest
 from engine.config import MOST_GPU_RANKS, EngineConfig, Hardware, resolve
 from engine.parallel.config import ParallelConfig
 from kernels.peer_exchange.region import MOST_RANKS
-from mesh.config import load
+from mesh.config_values import load
 from mesh.errors import ConfigError
 
 CPU = Hardware(cuda_devices=0, free_memory_bytes=1 << 30)

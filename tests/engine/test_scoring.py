@@ -11,7 +11,7 @@ from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes
 from engine.requests.thinking import ThinkTokens
 from engine.scoring import ScoringConfig, main, token_logprobs
 from mesh.blocks import BLOCK_TOKENS
-from mesh.config import load
+from mesh.config_values import load
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
 from mesh.domain.sampling import Sampling

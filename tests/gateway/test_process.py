@@ -17,7 +17,7 @@ from deepmesh.v1 import gateway_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.config import GatewayConfig
-from mesh.config import load
+from mesh.config_values import load
 from mesh.errors import ConfigError
 from mesh.ports import free_port
 from tests.support.addresses import NOWHERE

@@ -2,7 +2,7 @@ import pytest
 
 from kvstore.config import KvStoreConfig
 from kvstore.quotas import disk_quotas, memory_quotas
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.domain.shares import tenant_tag
 from mesh.errors import ConfigError
 from tests.support.stores import store_config

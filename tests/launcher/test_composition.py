@@ -7,7 +7,7 @@ import yaml
 from kvstore.config import KvStoreConfig
 from launcher.composition import STORES_MEMORY, compose, device_list, idle_gpus, split_settings
 from launcher.plan import MeshPlan, ServiceSpec
-from mesh.config import overridden
+from mesh.config_values import overridden
 from mesh.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from loadgen.report import Report
 from loadgen.run import main
 from loadgen.search import MOST_TRIALS, PRECISION, find_rate, line, next_rate, table
 from loadgen.summary import Objectives, summarize
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.errors import ConfigError
 
 

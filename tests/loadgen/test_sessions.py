@@ -13,7 +13,7 @@ from loadgen.records import RequestRecord
 from loadgen.sending import Sending
 from loadgen.sessions import session_jobs
 from loadgen.workload import Answer, Job, Message
-from mesh.config import load
+from mesh.config_values import load
 from mesh.errors import ConfigError
 
 VOCABULARY = 500

@@ -11,7 +11,7 @@ from loadgen.client import Target
 from loadgen.options import LoadOptions
 from loadgen.plan import plan
 from loadgen.workload import Job, Message, as_messages, dataset_jobs, dataset_rows, read_lines, synthetic_jobs
-from mesh.config import load
+from mesh.config_values import load
 from mesh.errors import ConfigError
 
 

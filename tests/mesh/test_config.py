@@ -4,7 +4,8 @@ import pytest
 from pydantic import Field, SecretStr, ValidationError
 
 from gateway.config import GatewayConfig
-from mesh.config import Config, ObserveConfig, ServerConfig, ServiceConfig, load, overridden
+from mesh.config import Config, ObserveConfig, ServerConfig, ServiceConfig
+from mesh.config_values import load, overridden
 from mesh.errors import ConfigError
 from scheduler.config import SchedulerConfig
 

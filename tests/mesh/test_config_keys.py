@@ -4,8 +4,9 @@ from typing import Literal
 import pytest
 from pydantic import Field, SecretStr
 
-from mesh.config import INTERNAL, Config, validate
+from mesh.config import INTERNAL, Config
 from mesh.config_keys import did_you_mean, keys_of, public_keys_of
+from mesh.config_values import validate
 
 
 class Inner(Config):

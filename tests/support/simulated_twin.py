@@ -15,7 +15,7 @@ from capacity.calibration.mesh import MeshUnderTest, costs_of_mesh
 from loadgen.client import Target
 from loadgen.options import LoadOptions
 from loadgen.plan import Plan, plan
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.cost_file import CostFile, save_costs
 from mesh.costs import CostModel
 from sim.asked import Asked, with_length

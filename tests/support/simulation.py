@@ -3,7 +3,7 @@
 from typing import Any
 
 from loadgen.summary import Objectives
-from mesh.config import validate
+from mesh.config_values import validate
 from sim.asked import SyntheticWorkload
 from sim.fleet import FleetConfig
 from sim.result import Result, result_of

@@ -1,6 +1,6 @@
 import pytest
 
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.errors import ConfigError
 from transfer.block_macs import Authorship
 from worker.config import KvAuthenticityConfig, WorkerConfig

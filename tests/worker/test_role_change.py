@@ -7,7 +7,7 @@ from engine.config import DraftsConfig, EngineConfig
 from engine.parallel.config import ParallelConfig
 from engine.role_change import check_keeps_weights
 from mesh.channel import Channels
-from mesh.config import load
+from mesh.config_values import load
 from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, InvalidRequest

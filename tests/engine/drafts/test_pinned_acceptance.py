@@ -9,7 +9,7 @@ import pytest
 from engine.config import DraftsConfig, EngineConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
-from mesh.config import validate
+from mesh.config_values import validate
 from mesh.errors import ConfigError
 from tests.support.checkpoints import model_backend, random_prompt, tiny_checkpoint
 from tests.support.eager_graphs import EagerGraphs

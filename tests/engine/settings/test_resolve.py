@@ -10,7 +10,7 @@ from engine.model.config import ModelConfig, parse_model_config
 from engine.settings.choice import value_of
 from engine.settings.quality import SHOWN, Shown
 from engine.settings.rules import RULES
-from mesh.config import load
+from mesh.config_values import load
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 from tests.support.situations import engine_of, model_of, reason, resolved
