@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from msgspec import json, structs
 
-from gateway.answer_forms import AnswerForm
-from gateway.chat import DEFAULT_OPTIONS, TemplateOptions
+from gateway.forms.answer_forms import AnswerForm
+from gateway.prompts.chat import DEFAULT_OPTIONS, TemplateOptions
+from gateway.prompts.turns import ChatMessage
 from gateway.requests import OUR_NAMES, FieldNames
 from gateway.tools import Toolbox
-from gateway.turns import ChatMessage
 from mesh.domain.sampling import DraftUse, Sampling
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.chat import ChatTemplate, find_chat_template
 from gateway.config import ModelConfig
+from gateway.links.workers import WorkerDirectory
+from gateway.prompts.chat import ChatTemplate, find_chat_template
+from gateway.prompts.tokenizer import Tokenizer, load_tokenizer
 from gateway.requests import ModelLimits
 from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
-from gateway.tokenizer import Tokenizer, load_tokenizer
-from gateway.workers import WorkerDirectory
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import InvalidRequest, MeshError, NoWorker, UnknownModel
 from mesh.freed_memory import release_freed_memory

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.asks import Ask
-from gateway.delta import Delta, Usage
 from gateway.gateway import Gateway
 from gateway.live import LiveGeneration
 from gateway.tenants import Tenant
+from gateway.text.delta import Delta, Usage
 from mesh.domain.sampling import check_prompt_logprobs
 
 # Pieces queued for the client's task. If the queue is full, each generation keeps its tokens in its own buffer.

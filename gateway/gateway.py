@@ -16,19 +16,19 @@ from gateway.account import Account, RecentAnswers
 from gateway.asks import Ask
 from gateway.catalog import Catalog, ModelText
 from gateway.config import GatewayConfig
-from gateway.decode_link import GatewayIdentity
-from gateway.decode_links import DecodeLinks
 from gateway.dispatcher import Dispatcher
 from gateway.intake import Intake
+from gateway.links.decode_link import GatewayIdentity
+from gateway.links.decode_links import DecodeLinks
+from gateway.links.schedulers import Schedulers
+from gateway.links.workers import WorkerDirectory
 from gateway.live import LiveGeneration
 from gateway.prepared import Prepared
 from gateway.processes.ledger import Ledger
 from gateway.quotas import Quotas
 from gateway.responses.store import ResponseStore
-from gateway.schedulers import Schedulers
 from gateway.streams import Streams
 from gateway.tenants import Tenant, Tenants
-from gateway.workers import WorkerDirectory
 from mesh.addresses import split_addresses
 from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, StreamGone

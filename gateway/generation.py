@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from gateway.delta import Delta, Finish, ScoredPrompt, Usage
 from gateway.prepared import Prepared
 from gateway.rounds import CallAt, Wakeup
-from gateway.transcript import Passage
+from gateway.text.delta import Delta, Finish, ScoredPrompt, Usage
+from gateway.text.transcript import Passage
 from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, SlowClient

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from gateway.answer_forms import AnswerForm, GrammarForm, JsonForm, schema_of
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from gateway.catalog import Catalog, ModelText
 from gateway.config import LimitsConfig
-from gateway.constraints import (
+from gateway.forms.answer_forms import AnswerForm, GrammarForm, JsonForm, schema_of
+from gateway.forms.constraints import (
     TOOLS_FIELD,
     UNSHAPED,
     AnswerShape,
@@ -21,9 +21,9 @@ from gateway.constraints import (
     judged,
     with_bans,
 )
-from gateway.grammar_checks import GrammarChecks
+from gateway.forms.grammar_checks import GrammarChecks
 from gateway.prepared import Prepared, TextReading
-from gateway.reasoning import THINK_CLOSE
+from gateway.prompts.tokenizer import Tokenizer
 from gateway.requests import (
     ModelLimits,
     completion_room,
@@ -35,10 +35,10 @@ from gateway.requests import (
     validate_text,
 )
 from gateway.shortest_first import ShortestFirst
-from gateway.signs import NO_SIGNS
-from gateway.tokenizer import Tokenizer
+from gateway.text.reasoning import THINK_CLOSE
+from gateway.text.signs import NO_SIGNS
+from gateway.text.transcript import Transcript, no_text
 from gateway.tools import check_nesting, check_toolbox
-from gateway.transcript import Transcript, no_text
 from mesh.blocks import chain_hashes
 from mesh.domain.constraints import Constraint
 from mesh.domain.requests import TokenRequest

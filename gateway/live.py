@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.config import DispatchConfig
-from gateway.delta import Delta
 from gateway.generation import Generation
 from gateway.placement import Placer
 from gateway.retries import Retries, attempt_outcome
 from gateway.rounds import Rounds
+from gateway.text.delta import Delta
 from mesh.domain.outputs import FinishReason
 from mesh.domain.placement import AttemptOutcome, AttemptReport, Placement, PlacementQuery
 from mesh.errors import MeshError

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from msgspec import Struct, structs
 
 from gateway.asks import settled_seed
-from gateway.reasoning import ReasoningStart
-from gateway.transcript import Transcript
+from gateway.text.reasoning import ReasoningStart
+from gateway.text.transcript import Transcript
 from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import StreamTag, TokenRequest
 

@@ -9,15 +9,16 @@ import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from msgspec import structs
 
-from gateway import form_wire, tool_wire
+from gateway import tool_wire
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, settled
-from gateway.chat import TemplateOptions
-from gateway.delta import Delta, Finish, ScoredPrompt, write_report
+from gateway.forms import form_wire
 from gateway.gateway import Gateway
 from gateway.generation import Generation
 from gateway.live import LiveGeneration
+from gateway.prompts.chat import TemplateOptions
+from gateway.prompts.tokenizer import Tokenizer
 from gateway.tenants import Tenant
-from gateway.tokenizer import Tokenizer
+from gateway.text.delta import Delta, Finish, ScoredPrompt, write_report
 from mesh.domain import wire
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import check_logit_bias_count

@@ -17,13 +17,13 @@ import msgspec
 
 from gateway.catalog import Catalog
 from gateway.config import ResumeConfig
+from gateway.links.stream_log_link import StreamLogs, TakenLog
+from gateway.links.workers import WorkerDirectory
 from gateway.prepared import History, Prepared, TextReading
-from gateway.reasoning import ReasoningStart
-from gateway.signs import NO_SIGNS
-from gateway.stream_log_link import StreamLogs, TakenLog
 from gateway.stream_tokens import ID_BYTES, StreamClaim, StreamSeal, request_digest
-from gateway.transcript import Transcript, no_text
-from gateway.workers import WorkerDirectory
+from gateway.text.reasoning import ReasoningStart
+from gateway.text.signs import NO_SIGNS
+from gateway.text.transcript import Transcript, no_text
 from mesh.blocks import chain_hashes
 from mesh.channel import Channels
 from mesh.domain.requests import StreamTag

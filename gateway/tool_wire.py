@@ -7,9 +7,9 @@ import msgspec
 from deepmesh.v1 import gateway_pb2
 
 from gateway.json_cost import check_decoding
+from gateway.prompts.turns import ChatMessage
 from gateway.requests import validate_message_count
 from gateway.tools import Tool, Toolbox, ToolCall, ToolCallDelta, check_tool_count
-from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest
 
 

@@ -4,12 +4,12 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from gateway.answer_forms import AnswerForm, JsonForm
 from gateway.asks import Ask, ChatPrompt
-from gateway.chat import TemplateOptions
+from gateway.forms.answer_forms import AnswerForm, JsonForm
 from gateway.messages.content import InputMessage, TextBlock, messages_of
 from gateway.openai.accepted import harmless
 from gateway.openai.request_body import RequestBody
+from gateway.prompts.chat import TemplateOptions
 from gateway.requests import FieldNames
 from gateway.tools import Tool, Toolbox, check_tool_count
 from mesh.errors import MissingField, Unsupported

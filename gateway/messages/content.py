@@ -5,9 +5,9 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Raw, Struct, field
 
+from gateway.prompts.turns import ChatMessage
 from gateway.requests import validate_message_count
 from gateway.tools import ToolCall
-from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, MissingField, Unsupported
 
 ValueT = TypeVar("ValueT")

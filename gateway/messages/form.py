@@ -7,7 +7,6 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from gateway.choices import Piece
-from gateway.delta import Delta, Finish, Usage
 from gateway.messages.body import MessageRequest
 from gateway.messages.errors import failure
 from gateway.messages.output import (
@@ -34,7 +33,8 @@ from gateway.messages.output import (
 )
 from gateway.openai.form import Answer, Event, Form
 from gateway.openai.tools import whole_calls
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.tokenizer import Tokenizer
+from gateway.text.delta import Delta, Finish, Usage
 from mesh.domain.outputs import FinishReason
 from mesh.errors import MeshError
 from mesh.observe import new_request_id, request_id

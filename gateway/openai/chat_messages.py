@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from gateway.openai.tools import CallBody
+from gateway.prompts.turns import ChatMessage
 from gateway.requests import validate_message_count
-from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, MissingField, Unsupported
 
 

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from gateway.delta import ScoredPrompt
 from gateway.openai.answer_bodies import CompletionLogprobs
 from gateway.openai.scored_prompts import scored_tokens
 from gateway.openai.token_texts import spelled_token
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.tokenizer import Tokenizer
+from gateway.text.delta import ScoredPrompt
 from mesh.domain.outputs import Logprobs
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, field
 
-from gateway.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
+from gateway.forms.answer_forms import ANY_OBJECT, AnswerForm, ChoiceForm, GrammarForm, JsonForm, RegexForm
 from gateway.json_cost import check_decoding
 from gateway.openai.unsupported import Refused
 from mesh.errors import InvalidConstraint, InvalidRequest, MissingField

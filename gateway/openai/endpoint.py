@@ -11,15 +11,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.choices import Choices, Piece, open_choices
-from gateway.delta import write_report
 from gateway.gateway import Gateway
 from gateway.openai.body import ClientGone, read_body, while_connected
 from gateway.openai.errors import error_response
 from gateway.openai.form import Answer, Event, Form
 from gateway.openai.parsing import parse
 from gateway.openai.request_body import RequestBody
+from gateway.prompts.tokenizer import Tokenizer
 from gateway.tenants import Tenant
-from gateway.tokenizer import Tokenizer
+from gateway.text.delta import write_report
 from mesh.errors import MeshError, ShuttingDown
 from mesh.interceptors import MAX_REQUEST_ID_CHARACTERS, REQUEST_ID_KEY
 from mesh.observe import new_request_id, request_id

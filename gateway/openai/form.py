@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from gateway.choices import Piece
-from gateway.delta import Delta, Finish, ScoredPrompt, count_values
+from gateway.text.delta import Delta, Finish, ScoredPrompt, count_values
 from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import Logprobs
 from mesh.errors import MeshError

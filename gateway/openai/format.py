@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.choices import Piece
-from gateway.delta import Delta, Finish, ScoredPrompt, write_report
 from gateway.openai.answer_bodies import (
     ChatChoice,
     ChatChunkChoice,
@@ -32,7 +31,8 @@ from gateway.openai.scored_prompts import prompt_logprobs
 from gateway.openai.token_texts import token_logprobs
 from gateway.openai.tools import call_deltas, whole_calls
 from gateway.openai.usage import UsageTally
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.tokenizer import Tokenizer
+from gateway.text.delta import Delta, Finish, ScoredPrompt, write_report
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.errors import MeshError
 from mesh.observe import new_request_id, request_id

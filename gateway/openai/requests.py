@@ -10,10 +10,10 @@ from typing import Literal, cast
 from msgspec import Struct, structs
 
 from gateway.asks import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from gateway.chat import TemplateOptions
 from gateway.openai.chat_messages import Message, chat_messages
 from gateway.openai.constraints import ConstraintFields
 from gateway.openai.tools import ChoiceBody, ToolBody, ToolChoice, keep_tools, toolbox
+from gateway.prompts.chat import TemplateOptions
 from gateway.requests import OUR_NAMES, FieldNames
 from gateway.tools import check_tool_count
 from mesh.domain.sampling import check_alternatives

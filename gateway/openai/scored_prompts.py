@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from gateway.delta import ScoredPrompt
 from gateway.openai.answer_bodies import PromptTokenLogprob
 from gateway.openai.token_texts import spelled_token
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.tokenizer import Tokenizer
+from gateway.text.delta import ScoredPrompt
 from mesh.domain.outputs import Logprobs
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from gateway.openai.answer_bodies import TokenLogprob, TopLogprob
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.tokenizer import Tokenizer
 from mesh.domain.outputs import Logprobs
 
 

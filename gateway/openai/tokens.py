@@ -13,7 +13,7 @@ from gateway.openai.chat_messages import Message, chat_messages
 from gateway.openai.endpoint import credential
 from gateway.openai.parsing import parse
 from gateway.openai.requests import TemplateFields, template_options
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.tokenizer import Tokenizer
 from mesh.domain.sampling import check_token_ids
 from mesh.errors import InvalidRequest
 

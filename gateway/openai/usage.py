@@ -1,7 +1,7 @@
 """Counts the tokens of a request with several choices."""
 
-from gateway.delta import Usage
 from gateway.openai.answer_bodies import CompletionDetails, PromptDetails, UsageBody
+from gateway.text.delta import Usage
 
 
 class UsageTally:

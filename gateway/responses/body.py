@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
-from gateway.answer_forms import ANY_OBJECT, AnswerForm, JsonForm
 from gateway.asks import Ask, ChatPrompt
+from gateway.forms.answer_forms import ANY_OBJECT, AnswerForm, JsonForm
 from gateway.openai.accepted import harmless
 from gateway.openai.request_body import RequestBody
 from gateway.openai.requests import TemplateFields, template_options

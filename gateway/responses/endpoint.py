@@ -10,6 +10,7 @@ from starlette.responses import Response
 from gateway.gateway import Gateway
 from gateway.openai.endpoint import Endpoint, credential
 from gateway.openai.form import Form
+from gateway.prompts.tokenizer import Tokenizer
 from gateway.responses.body import ResponseRequest
 from gateway.responses.form import ResponsesForm
 from gateway.responses.items import InputItem, answered, items_of, messages_of, remembered
@@ -17,7 +18,6 @@ from gateway.responses.output import Deleted
 from gateway.responses.output import Response as ResponseBody
 from gateway.responses.store import Conversation, ResponseStore
 from gateway.tenants import Tenant
-from gateway.tokenizer import Tokenizer
 from mesh.errors import (
     InvalidRequest,
     PreviousResponseNotFound,

@@ -9,11 +9,11 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from gateway.choices import Piece
-from gateway.delta import Delta, Finish, Usage, write_report
 from gateway.openai.errors import error_body
 from gateway.openai.form import Answer, Event, Form
 from gateway.openai.sampling import DEFAULT_TEMPERATURE
 from gateway.openai.token_texts import token_logprobs
+from gateway.prompts.tokenizer import Tokenizer
 from gateway.responses.body import ResponseRequest
 from gateway.responses.items_under_way import ItemsUnderWay
 from gateway.responses.output import (
@@ -31,7 +31,7 @@ from gateway.responses.output import (
     Settings,
     Status,
 )
-from gateway.tokenizer import Tokenizer
+from gateway.text.delta import Delta, Finish, Usage, write_report
 from mesh.domain.outputs import FinishReason
 from mesh.errors import InvalidRequest, MeshError
 

@@ -6,10 +6,10 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
+from gateway.prompts.turns import ChatMessage
 from gateway.requests import validate_message_count
 from gateway.responses.output import CallItem, MessageItem, OutputItem, ReasoningItem
 from gateway.tools import ToolCall
-from gateway.turns import ChatMessage
 from mesh.errors import InvalidRequest, MissingField, Unsupported
 
 ROLES = ("user", "assistant", "system", "developer")

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
-from gateway.delta import Delta
 from gateway.openai.answer_bodies import TokenLogprob
 from gateway.responses.output import (
     ArgumentsDelta,
@@ -25,6 +24,7 @@ from gateway.responses.output import (
     TextDelta,
     TextDone,
 )
+from gateway.text.delta import Delta
 from gateway.tools import ToolCallDelta
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.schema_refs import resolved
+from gateway.forms.schema_refs import resolved
 
 TEXT = frozenset(("string",))
 # Keywords that limit no value.

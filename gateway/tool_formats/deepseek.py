@@ -8,7 +8,7 @@ Source: the chat templates that DeepSeek publishes with V3, R1 and V3.1.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.signs import Signs
+from gateway.text.signs import Signs
 from gateway.tool_formats.deepseek_reader import (
     CALL_BEGIN,
     CALL_END,

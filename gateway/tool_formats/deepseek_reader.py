@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from gateway.signs import Signs
+from gateway.text.signs import Signs
 from gateway.tool_formats.marked_reader import CallMarkers, Head, MarkedReader
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.answer_forms import literal
-from gateway.reasoning import THINK_CLOSE
-from gateway.signs import Signs
+from gateway.forms.answer_forms import literal
+from gateway.text.reasoning import THINK_CLOSE
+from gateway.text.signs import Signs
 from gateway.tool_formats.argument_values import written_forms
 from gateway.tool_formats.dsml_reader import (
     CALL_BEGIN,

@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.answer_forms import literal
-from gateway.signs import Signs
+from gateway.forms.answer_forms import literal
+from gateway.text.signs import Signs
 from gateway.tool_formats.argument_values import TEXT, value_kinds
 from gateway.tool_formats.glm_reader import (
     CALL_BEGIN,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.signs import Signs
+from gateway.text.signs import Signs
 from gateway.tool_formats.argument_values import TEXT, value_kinds
 from gateway.tool_formats.interface import Parsed
 from gateway.tool_formats.pair_reader import MAX_HEADER_CHARACTERS, PairReader, Place

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.answer_forms import json_rule
-from gateway.reasoning import THINK_CLOSE
-from gateway.signs import Signs
+from gateway.forms.answer_forms import json_rule
+from gateway.text.reasoning import THINK_CLOSE
+from gateway.text.signs import Signs
 from gateway.tools import ToolCall, ToolCallDelta
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gateway.signs import Signs
+from gateway.text.signs import Signs
 from gateway.tool_formats.interface import CallReader, Piece, ToolFormat
 from gateway.tool_formats.marked_reader import CallMarkers, Head, MarkedReader
 

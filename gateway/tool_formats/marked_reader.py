@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from gateway.signs import Signs
+from gateway.text.signs import Signs
 from gateway.tool_formats.interface import CallReader, Parsed
 from gateway.tool_formats.scanning import JsonPlace, Markers
 from gateway.tools import ToolCallDelta

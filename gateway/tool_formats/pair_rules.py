@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.answer_forms import json_rule
-from gateway.schema_keywords import COMBINING, DEFINITIONS
-from gateway.schema_refs import resolved
+from gateway.forms.answer_forms import json_rule
+from gateway.forms.schema_keywords import COMBINING, DEFINITIONS
+from gateway.forms.schema_refs import resolved
 from mesh.errors import InvalidConstraint
 
 EMPTY = '""'

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.catalog import ModelText
-from gateway.chat import ChatTemplate
-from gateway.jinja_template import JinjaTemplate
+from gateway.prompts.chat import ChatTemplate
+from gateway.prompts.jinja_template import JinjaTemplate
 from tests.support.chat_templates import HABITS
 from tests.support.gateways import MODEL, model_texts, running_mesh
 from tests.support.oracle_texts import answering, prompt_of

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chat import TemplateOptions
-from gateway.jinja_template import TEMPLATE_FAULTS as FAULTS
-from gateway.template_skills import TemplateSkills
+from gateway.prompts.chat import TemplateOptions
+from gateway.prompts.jinja_template import TEMPLATE_FAULTS as FAULTS
+from gateway.prompts.template_skills import TemplateSkills
 from mesh.errors import InvalidRequest
-from tests.gateway.test_turns import as_given, sent, sent_tools, template
+from tests.gateway.prompts.test_turns import as_given, sent, sent_tools, template
 from tests.support.chat_templates import TOOL, Habit, chats
 from tests.support.rendered import our_text, their_text
 

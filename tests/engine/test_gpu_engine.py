@@ -17,9 +17,9 @@ from engine.engine import Engine
 from engine.protocol.messages import Cancel, Submit
 from engine.runner.backend import ModelBackend
 from eval.tasks import LONG_TASKS, draw_long
-from gateway.chat import find_chat_template
-from gateway.tokenizer import load_tokenizer
-from gateway.turns import ChatMessage
+from gateway.prompts.chat import find_chat_template
+from gateway.prompts.tokenizer import load_tokenizer
+from gateway.prompts.turns import ChatMessage
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.compilations import watch_compilations

@@ -11,7 +11,7 @@ from eval.evaluation import evaluate
 from eval.options import EvalOptions
 from eval.own_mesh import files_digest
 from eval.perplexity import Document
-from gateway.tokenizer import load_tokenizer
+from gateway.prompts.tokenizer import load_tokenizer
 from mesh.errors import CheckpointError, ProcessFailed
 from tests.support.checkpoints import model_backend, tiny_checkpoint
 from tests.support.forking import forked_services

@@ -7,8 +7,8 @@ import grpc
 import pytest
 from deepmesh.v1 import common_pb2
 
-from gateway import wire
-from gateway.decode_link import DecodeLink
+from gateway.links import wire
+from gateway.links.decode_link import DecodeLink
 from mesh.errors import EngineFailed
 from mesh.metrics import GATEWAY_WORKER_LINKS
 from tests.support.broken_streams import PROMPT, paced, start, under_way

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.signs import NO_SIGNS, Signs
+from gateway.text.signs import NO_SIGNS, Signs
 from gateway.tool_formats.deepseek import V3, V31
 from gateway.tool_formats.deepseek_reader import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from gateway.tool_formats.interface import CallReader, ToolFormat

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from gateway.signs import NO_SIGNS, Signs
+from gateway.forms.tool_grammar import ToolGrammar
+from gateway.text.signs import NO_SIGNS, Signs
 from gateway.tool_formats.choice import format_of
 from gateway.tool_formats.deepseek import V31
 from gateway.tool_formats.dsml import V32
@@ -25,7 +26,6 @@ from gateway.tool_formats.dsml_reader import (
     PARAMETER_END,
 )
 from gateway.tool_formats.interface import ToolFormat
-from gateway.tool_grammar import ToolGrammar
 from gateway.tools import Tool, Toolbox, ToolCall
 from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer

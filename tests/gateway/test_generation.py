@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.generation import Generation
 from gateway.prepared import History, Prepared
-from gateway.reasoning import ReasoningStart
-from gateway.transcript import Transcript
+from gateway.text.reasoning import ReasoningStart
+from gateway.text.transcript import Transcript
 from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.signs import NO_SIGNS, Signs
+from gateway.forms.tool_grammar import ToolGrammar
+from gateway.text.signs import NO_SIGNS, Signs
 from gateway.tool_formats.choice import format_of
 from gateway.tool_formats.deepseek import V31
 from gateway.tool_formats.glm import COMPACT, LINES, Glm
 from gateway.tool_formats.glm_reader import CALL_BEGIN, CALL_END, KEY_BEGIN, MARKERS, VALUE_BEGIN
 from gateway.tool_formats.interface import ToolFormat
-from gateway.tool_grammar import ToolGrammar
 from gateway.tools import Tool, Toolbox, ToolCall
 from mesh.errors import InvalidConstraint
 from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer

@@ -6,8 +6,8 @@ import pytest
 from deepmesh.v1 import gateway_pb2
 
 from gateway.catalog import ModelText
-from gateway.chat import ChatTemplate
-from gateway.jinja_template import JinjaTemplate
+from gateway.prompts.chat import ChatTemplate
+from gateway.prompts.jinja_template import JinjaTemplate
 from tests.support.chat_templates import ARGUMENTS_BY_KEY, CONTENT_IS_TEXT, TOOLS_AS_JSON
 from tests.support.gateways import MODEL, Mesh, collect, model_texts, running_mesh
 from tests.support.oracle_texts import answering, prompt_of

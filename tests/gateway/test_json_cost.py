@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 from deepmesh.v1 import gateway_pb2
 
-from gateway import form_wire, json_cost, tool_wire
+from gateway import json_cost, tool_wire
 from gateway.config import GatewayServerConfig, HttpConfig, LimitsConfig
+from gateway.forms import form_wire
 from gateway.json_cost import MAX_MILLISECONDS, check_decoding, decoding_ms
 from gateway.openai.parsing import parse
 from gateway.openai.requests import ChatCompletionBody, CompletionBody

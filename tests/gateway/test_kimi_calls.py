@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.chat import ChatTemplate
-from gateway.jinja_template import JinjaTemplate
-from gateway.signs import NO_SIGNS, Signs
+from gateway.forms.tool_grammar import ToolGrammar
+from gateway.prompts.chat import ChatTemplate
+from gateway.prompts.jinja_template import JinjaTemplate
+from gateway.prompts.turns import ChatMessage
+from gateway.text.signs import NO_SIGNS, Signs
 from gateway.tool_formats.choice import format_of
 from gateway.tool_formats.deepseek import V3, V31
 from gateway.tool_formats.interface import ToolFormat
 from gateway.tool_formats.kimi import K2, MARKERS
-from gateway.tool_grammar import ToolGrammar
 from gateway.tools import Tool, Toolbox, ToolCall
-from gateway.turns import ChatMessage
 from mesh.grammars import check_grammar
 from tests.support.gateways import model_texts
 from tests.support.rendered import our_text

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from gateway.choices import Piece
-from gateway.delta import Delta, Finish, Usage
 from gateway.messages.form import MessagesForm
 from gateway.openai.form import Form
 from gateway.responses.body import ResponseRequest
 from gateway.responses.form import ResponsesForm
+from gateway.text.delta import Delta, Finish, Usage
 from gateway.tools import ToolCallDelta
 from mesh.domain.outputs import CachedTokens, FinishReason
 from tests.support.gateways import running_mesh

@@ -8,13 +8,13 @@ from random import Random
 from tokenizers import Tokenizer as VocabularyTokenizer
 
 from eval.tasks.problem import belongs_to_test
-from gateway.chat import ChatTemplate, TemplateOptions
-from gateway.jinja_template import JinjaTemplate
-from gateway.signs import NO_SIGNS
-from gateway.tokenizer import load_tokenizer
+from gateway.prompts.chat import ChatTemplate, TemplateOptions
+from gateway.prompts.jinja_template import JinjaTemplate
+from gateway.prompts.tokenizer import load_tokenizer
+from gateway.prompts.turns import ChatMessage
+from gateway.text.signs import NO_SIGNS
 from gateway.tool_formats.deepseek import OUTPUT_BEGIN, OUTPUT_END, V31
 from gateway.tools import Tool, Toolbox, ToolCall
-from gateway.turns import ChatMessage
 from launcher.shipped_model import shipped_model
 from models.train.json_talk import json_talk
 from models.train.mixture import ExampleStream, Mixture

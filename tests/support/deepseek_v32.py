@@ -6,9 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.chat import ChatTemplate
-from gateway.deepseek_v32 import DeepSeekV32
-from gateway.tokenizer import Tokenizer, load_tokenizer
+from gateway.prompts.chat import ChatTemplate
+from gateway.prompts.deepseek_v32 import DeepSeekV32
+from gateway.prompts.tokenizer import Tokenizer, load_tokenizer
 from gateway.tool_formats.dsml_reader import DSML
 from tests.support.tokenizers import tokenizer_directory
 from tools.tokenizer_files import PAD

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gateway.signs import Signs
+from gateway.text.signs import Signs
 from gateway.tool_formats.interface import CallReader
 from gateway.tools import ToolCall
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.chat import RenderedChat
+from gateway.prompts.chat import RenderedChat
 from tests.support.fake_decode import VOCABULARY
 from tools.byte_tokenizer import build_tokenizer
 from tools.tokenizer_files import BEGIN, END

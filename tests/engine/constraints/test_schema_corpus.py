@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from engine.protocol.messages import Submit
-from gateway.answer_forms import JsonForm
+from gateway.forms.answer_forms import JsonForm
 from mesh.domain.constraints import MAX_GRAMMAR_CHARACTERS, Constraint
 from mesh.domain.outputs import FinishReason
 from mesh.domain.sampling import Sampling

@@ -7,9 +7,9 @@ import pytest
 
 from engine.model.config import read_model_config
 from eval.tasks import LONG_TASKS, draw_long, grade
-from gateway.chat import find_chat_template
-from gateway.tokenizer import load_tokenizer
-from gateway.turns import ChatMessage
+from gateway.prompts.chat import find_chat_template
+from gateway.prompts.tokenizer import load_tokenizer
+from gateway.prompts.turns import ChatMessage
 from tests.support.checkpoints import generate, model_backend
 from tools.tokenizer_files import END
 

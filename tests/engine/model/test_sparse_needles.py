@@ -16,9 +16,9 @@ from engine.batch import SparseMeasure
 from engine.config import EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
 from eval.tasks.prose import sentences
-from gateway.chat import find_chat_template
-from gateway.tokenizer import load_tokenizer
-from gateway.turns import ChatMessage
+from gateway.prompts.chat import find_chat_template
+from gateway.prompts.tokenizer import load_tokenizer
+from gateway.prompts.turns import ChatMessage
 from tests.support.checkpoints import model_backend
 from tests.support.engines import Transcript, submit_of
 

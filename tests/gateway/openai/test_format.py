@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from gateway.choices import Piece
-from gateway.delta import LONG_REPORT, Delta, Finish, Usage, write_report
 from gateway.openai.form import Answer, Form
 from gateway.openai.format import ChatFormat, Head
+from gateway.prompts.tokenizer import Tokenizer
 from gateway.responses.body import ResponseRequest
 from gateway.responses.form import ResponsesForm
-from gateway.tokenizer import Tokenizer
+from gateway.text.delta import LONG_REPORT, Delta, Finish, Usage, write_report
 from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs
 
 END = Finish(FinishReason.LENGTH, Usage(1, 1, CachedTokens(), 0))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from deepmesh.v1 import common_pb2
 
-from gateway.tokenizer import Tokenizer
+from gateway.prompts.tokenizer import Tokenizer
 from mesh.errors import WorkerLost
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Collected, collect, ids_request, running_mesh

@@ -1,0 +1,1 @@
+"""The forms that an answer may have to have: schemas, grammars, calls of tools."""

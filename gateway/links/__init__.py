@@ -1,0 +1,1 @@
+"""Schedulers and decode workers, and the calls to them."""

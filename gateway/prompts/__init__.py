@@ -1,0 +1,1 @@
+"""Chats and text as the tokens of a prompt: templates, encodings, tokenizers."""

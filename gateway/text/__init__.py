@@ -1,0 +1,1 @@
+"""Answers as text: from tokens to what a client reads."""
