@@ -113,6 +113,8 @@ class DraftBench:
             max_step_tokens=STEP_TOKENS,
             context_tokens=CONTEXT + SPARE_TOKENS,
             warm_up="off",
+            # Memory of the host is locked while an engine is young.
+            host_blocks=0,
             drafts=DraftsConfig(next_n=next_n, pinned_acceptance=NONE_RIGHT if next_n else ()),
         )
 

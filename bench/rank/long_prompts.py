@@ -84,6 +84,8 @@ class LongPromptBench:
                 sparse_prefill=SparsePrefillConfig(recall=RECALL) if sparse else SparsePrefillConfig(),
                 # The bench runs each kind of step once before it measures.
                 warm_up="off",
+                # Memory of the host is locked while an engine is young.
+                host_blocks=0,
             )
             resolved = resolve(config, Hardware(torch.cuda.device_count(), 0))
             backend = ModelBackend(resolved, make_rank(resolved))
