@@ -37,6 +37,8 @@ class ShortestFirst:
         self._begun = 0
         # Those that wait, in order of rank and number; each is told when its turn comes.
         self._line: list[_Waiting] = []
+        # The sum of their sizes.
+        self._waiting = 0
         self._numbers = count()
 
     def close(self) -> None:
@@ -58,8 +60,9 @@ class ShortestFirst:
         # Who waits gains on those that come later by what was begun in between.
         waiting = _Waiting(PATIENCE * size + self._begun, next(self._numbers), size, turn)
         insort(self._line, waiting)
-        if sum(each.size for each in self._line) > self._most_waiting:
-            last = self._line.pop().turn
+        self._waiting += size
+        if self._waiting > self._most_waiting:
+            last = self._leave(-1)
             # Done if its caller was cancelled.
             if not last.done():
                 last.set_exception(Overloaded("too many long prompts wait: retry", retry_after_ms=1000))
@@ -67,7 +70,7 @@ class ShortestFirst:
             await turn
         except asyncio.CancelledError:
             if waiting in self._line:
-                self._line.remove(waiting)
+                self._leave(self._line.index(waiting))
             elif not turn.cancelled() and turn.exception() is None:
                 # Its turn had come already.
                 self._pass_on()
@@ -75,8 +78,14 @@ class ShortestFirst:
 
     def _pass_on(self) -> None:
         while self._line:
-            turn = self._line.pop(0).turn
+            turn = self._leave(0)
             if not turn.done():
                 turn.set_result(None)
                 return
         self._busy = False
+
+    def _leave(self, place: int) -> asyncio.Future[None]:
+        """Take the one at this place out of the line; returns its turn."""
+        left = self._line.pop(place)
+        self._waiting -= left.size
+        return left.turn

@@ -83,3 +83,15 @@ async def test_a_caller_that_leaves_delays_no_other(its_turn: bool) -> None:
         line.free.set()
         await staying
         assert line.done == ["staying"] and leaving.cancelled()
+
+
+async def test_a_caller_that_leaves_makes_room() -> None:
+    async with busy_line(most_waiting=100) as line:
+        leaving = line.add("leaving", 60)
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        staying = line.add("staying", 60)
+        line.free.set()
+        await staying
+        assert line.done == ["staying"]
