@@ -28,7 +28,7 @@ from cli.up import up
 from cli.value_names import Command, Group
 from mesh.errors import MeshError, Unauthenticated
 from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
-from mesh.standard_streams import complain
+from mesh.processes.standard_streams import complain
 
 HELP = """A mesh of gRPC services that serves DeepSeek V3/R1 models.
 

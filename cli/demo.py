@@ -32,7 +32,7 @@ from launcher.supervisor import Supervisor
 from mesh.channel import Channels
 from mesh.openai_client import OpenAIClient
 from mesh.ports import free_port
-from mesh.signals import until_signal
+from mesh.processes.signals import until_signal
 
 Messages = list[dict[str, str]]
 

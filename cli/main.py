@@ -3,7 +3,7 @@
 import os
 import sys
 
-from mesh.standard_streams import settle
+from mesh.processes.standard_streams import settle
 
 # The exit status of shells for a process that SIGINT ended.
 INTERRUPTED = 130

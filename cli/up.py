@@ -27,7 +27,7 @@ from mesh.addresses import is_loopback, with_port
 from mesh.channel import Channels
 from mesh.errors import ConfigError, Unauthenticated
 from mesh.ports import free_port
-from mesh.signals import until_signal
+from mesh.processes.signals import until_signal
 
 # With SERVICE.engine.backend=oracle, that service's workers serve without a checkpoint.
 WITHOUT_MODEL = "engine.backend=oracle"

@@ -15,7 +15,7 @@ from eval.perplexity import Document
 from launcher.process import Child
 from mesh.channel import Channels
 from mesh.errors import ProcessFailed
-from mesh.exit_status import describe_status
+from mesh.processes.exit_status import describe_status
 
 # Loads the checkpoint and writes a list of log probabilities for each list of token ids.
 MODULE = "engine.scoring"

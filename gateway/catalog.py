@@ -11,7 +11,7 @@ from gateway.requests import ModelLimits
 from gateway.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import InvalidRequest, MeshError, NoWorker, UnknownModel
-from mesh.freed_memory import release_freed_memory
+from mesh.memory.freed_memory import release_freed_memory
 
 RETRY_AFTER_MS = 1000
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvstore.config import KvStoreConfig
-from mesh.machine_memory import MachineMemory
+from mesh.memory.machine_memory import MachineMemory
 
 # Most blocks of a store whose size is not set: what it keeps of each is allocated at once. 16 million tokens.
 MOST_BLOCKS = 1 << 18

@@ -19,7 +19,7 @@ from kvstore.tenant_figures import TenantFigures
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import TransferCounters, WorkerIdentity
 from mesh.errors import InvalidRequest, NamespaceMismatch
-from mesh.machine_memory import machine_memory
+from mesh.memory.machine_memory import machine_memory
 from transfer.events import Event, Landed, LandingFailed
 from transfer.fetch.lookup_server import LookupHandler
 from transfer.kept_macs import KeptMacs

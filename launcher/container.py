@@ -24,7 +24,7 @@ from launcher.split import IN_FLIGHT, Split, read_split, split_gpus
 from launcher.workers import PARALLEL
 from mesh.errors import CheckpointError, ConfigError, MeshError
 from mesh.launch import EXIT_USELESS_TO_RETRY, Program, settings_of_environment
-from mesh.standard_streams import complain, settle
+from mesh.processes.standard_streams import complain, settle
 
 MODELS = Path("/models")
 

@@ -19,7 +19,7 @@ from launcher.workers import takes_gpu
 from mesh.config_values import overridden, validate
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
-from mesh.machine_memory import machine_memory
+from mesh.memory.machine_memory import machine_memory
 
 
 def with_ranks(plan: MeshPlan) -> MeshPlan:

@@ -12,7 +12,7 @@ from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.addresses import with_port
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import why_not
-from mesh.tokenizer_file import TOKENIZER_FILE, count_tokens, tokenizer_path
+from mesh.text.tokenizer_file import TOKENIZER_FILE, count_tokens, tokenizer_path
 
 # The package that carries KV between processes.
 TRANSPORT = "ucxx"

@@ -15,8 +15,8 @@ from launcher.restart import RestartPolicy
 from mesh.addresses import with_port
 from mesh.channel import Channels
 from mesh.errors import ProcessFailed
-from mesh.exit_status import describe_status
 from mesh.ports import free_port
+from mesh.processes.exit_status import describe_status
 
 STOP_GRACE_SECONDS = 15.0
 # Pause between two lines that name the services that are not ready yet.

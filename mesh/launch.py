@@ -19,9 +19,9 @@ from mesh.background import background
 from mesh.config import ServiceConfig
 from mesh.config_values import load
 from mesh.errors import ConfigError, MeshError
-from mesh.freed_memory import release_grown_memory
+from mesh.memory.freed_memory import release_grown_memory
 from mesh.observe import configure
-from mesh.standard_streams import complain, settle
+from mesh.processes.standard_streams import complain, settle
 
 # Overrides as a JSON list of KEY=VALUE; those of the command line are applied after them.
 SETTINGS_VARIABLE = "DEEPMESH_SETTINGS"

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from mesh.metrics import LOG_LINES_LOST
-from mesh.standard_streams import takes_more
+from mesh.processes.standard_streams import takes_more
 
 _QUEUE_BYTES = 4 << 20
 _CLOSING_SECONDS = 1.0

@@ -22,7 +22,7 @@ from mesh.keepalive import CLIENTS_KEEPALIVE, KEEPALIVE, SHORTEST_PING_INTERVAL_
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.probe import LIVENESS, READINESS
-from mesh.signals import until_signal
+from mesh.processes.signals import until_signal
 from mesh.tls import ServerTls
 
 ANY_ADDRESS = ("0.0.0.0", "::")

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from mesh.huge_pages import huge_memory
+from mesh.memory.huge_pages import huge_memory
 from transfer.checksum import Bytes, same, segment_checksum
 from transfer.gmac import tags
 from transfer.memory import Check, Done, KeyedPieces, Pool, tags_in

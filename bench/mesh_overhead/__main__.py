@@ -41,7 +41,7 @@ from engine.config import EngineConfig
 from launcher.gpus import find_gpus
 from loadgen.summary import Distribution, distribution
 from mesh.errors import ProcessFailed
-from mesh.tethered import tethered
+from mesh.processes.tethered import tethered
 from tools.byte_tokenizer import write_tokenizer
 from worker.ranks.process import rank_environment
 

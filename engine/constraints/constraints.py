@@ -17,9 +17,9 @@ from engine.constraints.grammar import SharedGrammar
 from engine.requests.request import Request
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, MeshError
-from mesh.grammars import compile_grammar, load_grammar_tokenizer
 from mesh.observe import span
-from mesh.tokenizer_file import read_tokenizer, tokenizer_path
+from mesh.text.grammars import compile_grammar, load_grammar_tokenizer
+from mesh.text.tokenizer_file import read_tokenizer, tokenizer_path
 
 # How many compiled grammars are kept: clients send the same ones again.
 KEPT_GRAMMARS = 64

@@ -8,7 +8,7 @@ from typing import TypeVar
 from llguidance import LLMatcher
 
 from mesh.errors import GrammarSpent, InvalidConstraint, MeshError
-from mesh.grammars import complaint
+from mesh.text.grammars import complaint
 
 ResultT = TypeVar("ResultT")
 

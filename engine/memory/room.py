@@ -7,7 +7,7 @@ from typing import Literal
 from engine.config import EngineConfig
 from engine.moves.host_slots import HostSlots
 from mesh.errors import ConfigError, EngineFailed
-from mesh.machine_memory import machine_memory
+from mesh.memory.machine_memory import machine_memory
 
 _log = logging.getLogger("deepmesh.engine")
 

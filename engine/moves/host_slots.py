@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mesh.huge_pages import huge_memory
+from mesh.memory.huge_pages import huge_memory
 from transfer.memory import Done, Pending, Pool
 
 

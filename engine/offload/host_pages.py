@@ -6,8 +6,8 @@ import mmap
 import torch
 
 from mesh.errors import EngineFailed
-from mesh.huge_pages import huge_memory
-from mesh.memory_node import prefer_node
+from mesh.memory.huge_pages import huge_memory
+from mesh.memory.memory_node import prefer_node
 
 _log = logging.getLogger("deepmesh.engine")
 

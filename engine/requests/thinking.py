@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from mesh.errors import CheckpointError, ConfigError
-from mesh.tokenizer_file import read_tokenizer, tokenizer_path
+from mesh.text.tokenizer_file import read_tokenizer, tokenizer_path
 
 OPEN, CLOSE = "<think>", "</think>"
 

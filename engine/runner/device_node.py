@@ -2,7 +2,7 @@
 
 from cuda.bindings import driver
 
-from mesh.memory_node import node_of_device
+from mesh.memory.memory_node import node_of_device
 
 # "0000:1b:00.0" and a zero.
 _ADDRESS_BYTES = 13

@@ -11,7 +11,7 @@ from cuda.bindings import driver
 from engine.runner.locked_regions import LockedRegions
 from engine.runner.locking_ahead import lock_ahead
 from engine.runner.piece_tags import TagsInProgress
-from mesh.mapped_pages import enter_pages, filled_share
+from mesh.memory.mapped_pages import enter_pages, filled_share
 from transfer.landing import NOT_COPIED
 from transfer.memory import Check, Pending, Pool
 from transfer.segments import Tile

@@ -12,7 +12,7 @@ import torch
 
 from engine.offload.host_pages import lock_pages, prefer_near, unlock_pages
 from mesh.errors import EngineFailed
-from mesh.huge_pages import huge_memory
+from mesh.memory.huge_pages import huge_memory
 
 _log = logging.getLogger("deepmesh.engine")
 

@@ -15,7 +15,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from gateway.forms.schema_limits import check_exact
 from gateway.tools import check_nesting
 from mesh.errors import InvalidConstraint
-from mesh.grammars import check_grammar
+from mesh.text.grammars import check_grammar
 
 MAX_CHOICES = 1000
 # Bounds the text of a GBNF grammar (llama.cpp's), which a parser in Python reads.

@@ -15,7 +15,7 @@ from gateway.tool_formats.interface import ToolReading
 from gateway.tools import Tool, Toolbox
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, InvalidRequest
-from mesh.grammars import check_grammar
+from mesh.text.grammars import check_grammar
 
 TOOLS_FIELD = "tools"
 MAX_BAD_WORDS = 64

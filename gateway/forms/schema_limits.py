@@ -11,7 +11,7 @@ from typing import Any
 from gateway.forms.schema_keywords import COMBINING, DEFINITIONS, parts, with_parts
 from gateway.forms.schema_refs import resolved
 from mesh.errors import InvalidConstraint
-from mesh.schema_bounds import MOST_REMAINDERS, remainders
+from mesh.text.schema_bounds import MOST_REMAINDERS, remainders
 
 TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 SIZES = frozenset(("minProperties", "maxProperties"))

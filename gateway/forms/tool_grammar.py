@@ -10,7 +10,7 @@ from gateway.forms.schema_keywords import COMBINING
 from gateway.tool_formats.interface import Piece, ToolFormat
 from gateway.tools import Tool, Toolbox
 from mesh.errors import InvalidConstraint
-from mesh.grammars import check_grammar
+from mesh.text.grammars import check_grammar
 
 EMPTY = '""'
 

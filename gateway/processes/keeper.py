@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
-from mesh.standard_streams import complain
-from mesh.tether import die_with
+from mesh.processes.standard_streams import complain
+from mesh.processes.tether import die_with
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 SIGNALS = (*STOPPING, signal.SIGCHLD)

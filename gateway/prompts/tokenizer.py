@@ -11,9 +11,9 @@ from tokenizers import Tokenizer as VocabularyTokenizer
 from gateway.text.reasoning import THINK_CLOSE, THINK_OPEN
 from gateway.text.signs import Signs
 from gateway.tool_formats.choice import MARKERS
-from mesh.byte_level import letters_of_bytes
 from mesh.errors import ConfigError
-from mesh.tokenizer_file import read_tokenizer, read_tokenizer_settings, tokenizer_path
+from mesh.text.byte_level import letters_of_bytes
+from mesh.text.tokenizer_file import read_tokenizer, read_tokenizer_settings, tokenizer_path
 
 # Special tokens that stay in an answer's text, because later stages split it at them.
 SHOWN = frozenset((THINK_OPEN, THINK_CLOSE)) | MARKERS

@@ -22,7 +22,7 @@ import xxhash
 from kvstore.disk.content import Content
 from kvstore.keys import Key
 from kvstore.quotas import Tenant
-from mesh.huge_pages import HUGE_PAGE_BYTES, huge_memory
+from mesh.memory.huge_pages import HUGE_PAGE_BYTES, huge_memory
 from transfer.ticket import BlockMac
 
 # Direct I/O needs offsets, lengths and memory aligned to this; it is at least the sector size of every common medium.

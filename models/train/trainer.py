@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from engine.model.config import parse_model_config
 from eval.library_text import library_entries
-from mesh.tokenizer_file import read_tokenizer
+from mesh.text.tokenizer_file import read_tokenizer
 from models.train.evaluate import inference_copy, long_problems, retrace, short_problems, talks, worked_out
 from models.train.feeder import Feeder
 from models.train.history import Evaluation, History, Point, plot

@@ -28,8 +28,8 @@ from gateway.tool_formats.dsml_reader import (
 from gateway.tool_formats.interface import ToolFormat
 from gateway.tools import Tool, Toolbox, ToolCall
 from mesh.errors import InvalidConstraint
-from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
-from mesh.tokenizer_file import read_tokenizer
+from mesh.text.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
+from mesh.text.tokenizer_file import read_tokenizer
 from tests.support.fake_decode import VOCABULARY
 from tests.support.read_calls import read_calls
 from tests.support.tokenizers import tokenizer_directory

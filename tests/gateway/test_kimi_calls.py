@@ -16,7 +16,7 @@ from gateway.tool_formats.deepseek import V3, V31
 from gateway.tool_formats.interface import ToolFormat
 from gateway.tool_formats.kimi import K2, MARKERS
 from gateway.tools import Tool, Toolbox, ToolCall
-from mesh.grammars import check_grammar
+from mesh.text.grammars import check_grammar
 from tests.support.gateways import model_texts
 from tests.support.rendered import our_text
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from transformers import PreTrainedModel
 
-from mesh.tiktoken_file import read_ranks
+from mesh.text.tiktoken_file import read_ranks
 from tests.support.checkpoints import edit_config, random_prompt, tiny_checkpoint
 from tests.support.family import FAMILY
 from tests.support.greedy import assert_greedy

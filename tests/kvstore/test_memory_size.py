@@ -2,7 +2,7 @@ import pytest
 
 from kvstore.config import KvStoreConfig
 from kvstore.memory_size import MOST_BLOCKS, store_size
-from mesh.machine_memory import MachineMemory
+from mesh.memory.machine_memory import MachineMemory
 
 GIB = 1 << 30
 

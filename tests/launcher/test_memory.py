@@ -12,7 +12,7 @@ from launcher.memory import check_machine_room, check_room, with_ranks
 from launcher.plan import MeshPlan
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
-from mesh.machine_memory import MachineMemory
+from mesh.memory.machine_memory import MachineMemory
 from tests.support.situations import card_of
 
 

@@ -34,7 +34,7 @@ import asyncio, sys
 from launcher.process import Child
 
 async def main():
-    inner = "import subprocess, time; from mesh.tethered import tethered; "
+    inner = "import subprocess, time; from mesh.processes.tethered import tethered; "
     inner += f"p = subprocess.Popen(tethered([{sys.executable!r}, '-c', 'import time; time.sleep(60)'])); "
     inner += "print(p.pid, flush=True); time.sleep(60)"
     child = Child("child", [sys.executable, "-c", inner], lambda name, line: print(child.process_id, line, flush=True))
@@ -161,7 +161,7 @@ async def test_a_supervisor_that_is_killed_leaves_no_process() -> None:
 
 
 async def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
-    tether = ROOT / "mesh" / "tether.py"
+    tether = ROOT / "mesh" / "processes" / "tether.py"
     command = [sys.executable, str(tether), "1", sys.executable, "-c", "print('ran')"]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
@@ -177,5 +177,5 @@ async def test_a_terminals_interrupt_does_not_reach_children() -> None:
 
 
 def test_the_tether_imports_nothing_of_ours() -> None:
-    text = (Path(ROOT) / "mesh" / "tether.py").read_text()
+    text = (Path(ROOT) / "mesh" / "processes" / "tether.py").read_text()
     assert "import mesh" not in text and "from mesh" not in text

@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from mesh.tether import die_with
-from mesh.tethered import start_tethered
+from mesh.processes.tether import die_with
+from mesh.processes.tethered import start_tethered
 from tests.support.gpus import has_gpu
 from tests.support.programs import ROOT
 from worker.ranks.process import AdoptedProcess
@@ -148,7 +148,7 @@ async def _start(
     start_new_session: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Any:
-    """mesh.tethered.start_tethered. Only Python programs that import the code of this process are forked."""
+    """mesh.processes.tethered.start_tethered. Only Python programs that import the code of this process are forked."""
     code = _first_path(os.environ if env is None else env)
     if command[0] != sys.executable or code not in (str(ROOT), _first_path(os.environ)):
         return await start_tethered(

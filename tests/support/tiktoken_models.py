@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from launcher.shipped_model import shipped_model
-from mesh.byte_level import letters_of_bytes
-from mesh.tokenizer_file import read_tokenizer
+from mesh.text.byte_level import letters_of_bytes
+from mesh.text.tokenizer_file import read_tokenizer
 
 CONTROL = {"[BOS]": 0, "[EOS]": 1, "<|im_end|>": 2}
 

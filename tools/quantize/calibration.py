@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from eval.tasks import SHORT_TASKS, draw
 from mesh.errors import ConfigError
+from mesh.text.tokenizer_file import read_tokenizer, tokenizer_path
 from mesh.text_files import read_text
-from mesh.tokenizer_file import read_tokenizer, tokenizer_path
 from tools.chat import Turn, conversation
 from tools.tokenizer_files import BEGIN
 

@@ -10,7 +10,7 @@ from engine.protocol.frames import RECEIVE_BYTES, FrameDecoder, FrameEncoder
 from engine.protocol.messages import FromRank, Release, Released
 from engine.protocol.pulse import LoopProgress
 from mesh.errors import EngineFailed
-from mesh.exit_status import describe_status
+from mesh.processes.exit_status import describe_status
 from worker.config import WorkerConfig
 from worker.hosts.host_group import LEAVE_SECONDS, HostGroup
 from worker.ranks.process import RankProcess, start_message, start_rank

@@ -34,7 +34,7 @@ from engine.protocol.messages import (
 from engine.protocol.pulse import LoopProgress, Pulse
 from mesh.config import ObserveConfig
 from mesh.errors import EngineFailed, MeshError, rebuild
-from mesh.exit_status import describe_status
+from mesh.processes.exit_status import describe_status
 from transfer.block_macs import Authorship
 from transfer.ticket import StoreSession, Ticket
 from worker.handover import RankHandle

@@ -14,7 +14,7 @@ from mesh.config import ObserveConfig
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerLoad
 from mesh.errors import EngineFailed
-from mesh.exit_status import describe_status
+from mesh.processes.exit_status import describe_status
 from mesh.rank_choice import choose_rank
 from transfer.block_macs import Authorship
 from worker.chains import found_blocks

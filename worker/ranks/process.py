@@ -15,7 +15,7 @@ from engine.protocol.frames import RECEIVE_BYTES
 from engine.protocol.messages import Start
 from engine.protocol.pulse import Pulse
 from mesh.config import ObserveConfig
-from mesh.tethered import start_tethered
+from mesh.processes.tethered import start_tethered
 from transfer.block_macs import Authorship
 
 

@@ -14,8 +14,8 @@ from engine.constraints.grammar import SharedGrammar
 from launcher.shipped_model import shipped_model
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
-from mesh.grammars import compile_grammar, load_grammar_tokenizer
-from mesh.tokenizer_file import read_tokenizer
+from mesh.text.grammars import compile_grammar, load_grammar_tokenizer
+from mesh.text.tokenizer_file import read_tokenizer
 
 EOS = 1
 # tiny-r1's <think> and </think>; a text that is spelled like them is made of other tokens.

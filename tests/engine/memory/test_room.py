@@ -12,7 +12,7 @@ from engine.memory import room
 from engine.memory.room import host_slots
 from engine.moves.host_slots import HostSlots
 from mesh.errors import EngineFailed
-from mesh.machine_memory import MachineMemory
+from mesh.memory.machine_memory import MachineMemory
 from tests.support.engines import oracle_config
 
 AVAILABLE_BLOCKS, BLOCK_BYTES = 4000, 1 << 20

@@ -8,7 +8,7 @@ from cuda.bindings import driver as cuda
 
 from engine.runner import device_node
 from engine.runner.device_node import node_of_gpu
-from mesh.memory_node import node_of_device
+from mesh.memory.memory_node import node_of_device
 
 ADDRESSES = [b"0000:1B:00.0\0", b"0001:C2:00.0\0"]
 

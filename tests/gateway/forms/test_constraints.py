@@ -26,8 +26,8 @@ from gateway.tool_formats.interface import ToolFormat, ToolReading
 from gateway.tools import Tool, Toolbox
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint
-from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
-from mesh.tokenizer_file import read_tokenizer
+from mesh.text.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
+from mesh.text.tokenizer_file import read_tokenizer
 from tests.support.fake_decode import VOCABULARY
 from tests.support.gateways import MODEL, model_texts
 from tests.support.tokenizers import tokenizer_directory

@@ -12,8 +12,8 @@ from gateway.forms.schema_limits import enforceable
 from gateway.forms.tool_grammar import arguments_schema
 from gateway.tools import Tool
 from mesh.errors import InvalidConstraint
-from mesh.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
-from mesh.tokenizer_file import read_tokenizer
+from mesh.text.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
+from mesh.text.tokenizer_file import read_tokenizer
 from tests.support.fake_decode import VOCABULARY
 from tests.support.tokenizers import tokenizer_directory
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mesh.exit_status import describe_status
+from mesh.processes.exit_status import describe_status
 
 
 @pytest.mark.parametrize(

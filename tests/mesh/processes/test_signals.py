@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mesh.signals import stop_signals, until_signal
+from mesh.processes.signals import stop_signals, until_signal
 
 
 @pytest.fixture(autouse=True)

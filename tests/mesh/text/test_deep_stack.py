@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from mesh.deep_stack import STACK_BYTES, on_deep_stack
+from mesh.text.deep_stack import STACK_BYTES, on_deep_stack
 
 
 def test_the_work_is_done_on_a_large_stack() -> None:

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mesh.byte_level import letters_of_bytes
 from mesh.errors import ConfigError
+from mesh.text.byte_level import letters_of_bytes
 
 TIKTOKEN_FILE = "tiktoken.model"
 # How Moonshot's tokenizer splits text before it merges (Kimi-K2-Instruct's and Moonlight's tokenization code).

@@ -7,8 +7,8 @@ import tiktoken
 from tokenizers import Tokenizer
 
 from mesh.errors import ConfigError
-from mesh.tiktoken_file import PATTERNS, read_ranks
-from mesh.tokenizer_file import count_tokens, read_tokenizer
+from mesh.text.tiktoken_file import PATTERNS, read_ranks
+from mesh.text.tokenizer_file import count_tokens, read_tokenizer
 from tests.support.tiktoken_models import write_tiktoken_model
 
 TEXTS = 2000

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mesh.huge_pages import huge_memory
-from mesh.memory_node import node_of_device, prefer_node
+from mesh.memory.huge_pages import huge_memory
+from mesh.memory.memory_node import node_of_device, prefer_node
 
 NUMA_MAPS = Path("/proc/self/numa_maps")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from mesh import tiktoken_file
 from mesh.errors import ConfigError
+from mesh.text import tiktoken_file
 from mesh.text_files import read_text
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mesh import tether
+from mesh.processes import tether
 
 
 def tethered(command: Sequence[str]) -> list[str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from mesh.deep_stack import on_deep_stack
 from mesh.errors import InvalidConstraint
-from mesh.schema_bounds import check_schemas
+from mesh.text.deep_stack import on_deep_stack
+from mesh.text.schema_bounds import check_schemas
 
 MAX_COMPLAINT_CHARACTERS = 300
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mesh import freed_memory
-from mesh.freed_memory import GROWTH_BYTES, LOOK_SECONDS, release_grown_memory
+from mesh.memory import freed_memory
+from mesh.memory.freed_memory import GROWTH_BYTES, LOOK_SECONDS, release_grown_memory
 
 MB = 1 << 20
 

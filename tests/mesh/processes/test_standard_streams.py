@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.programs import ROOT
 
-SETTLED = "from mesh.standard_streams import complain, settle; settle(); import os, sys; "
+SETTLED = "from mesh.processes.standard_streams import complain, settle; settle(); import os, sys; "
 
 
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:

@@ -5,7 +5,7 @@ import json
 import pytest
 from llguidance import LLTokenizer
 
-from mesh.grammars import check_grammar, compile_grammar
+from mesh.text.grammars import check_grammar, compile_grammar
 
 
 def rules(levels: int, name: str, body: str = '"a" {}') -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.machine_memory import MachineMemory, group_limit
+from mesh.memory.machine_memory import MachineMemory, group_limit
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mesh.mapped_pages import enter_pages, filled_share
+from mesh.memory.mapped_pages import enter_pages, filled_share
 
 PAGES = 5000
 SIZE = PAGES * mmap.PAGESIZE

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mesh.errors import InvalidConstraint
-from mesh.schema_bounds import MOST_EXPRESSIONS, MOST_OPTIONAL, check_schemas, remainders
+from mesh.text.schema_bounds import MOST_EXPRESSIONS, MOST_OPTIONAL, check_schemas, remainders
 
 TEXT = {"type": "string"}
 FORMS = {

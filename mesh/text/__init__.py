@@ -1,0 +1,1 @@
+"""What gateways and ranks know of text alike: tokenizers' files, and grammars within bounds."""
