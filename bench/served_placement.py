@@ -18,9 +18,9 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 from bench.meshes.processes import cpu_seconds
 from bench.placement import MODEL, drawn_blocks, drawn_chain, drawn_load, drawn_prefixes, identity_of
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.domain.worker_wire import identity_message, load_message
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 
 AT_ONCE = 16
 READY_SECONDS = 60.0

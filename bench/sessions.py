@@ -32,7 +32,7 @@ from loadgen.run import load
 from loadgen.search import MOST_TRIALS, next_rate
 from loadgen.summary import Distribution, Objectives, Summary, summarize
 from mesh.blocks import blocks_for
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 
 ANSWER_TOKENS, TURN_TOKENS = 16, 48
 POOL_PART = 10

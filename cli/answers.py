@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
-from mesh.failures import from_rpc_error
 from mesh.openai_client import OpenAIClient
+from mesh.rpc.failures import from_rpc_error
 
 # Called with each piece of text as it arrives, and whether it is reasoning.
 Show = Callable[[str, bool], None]

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mesh.errors import ConfigError
-from mesh.identity import Identity
+from mesh.rpc.identity import Identity
 from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, server_name
 
 CA_KEY_FILE = "ca-key.pem"

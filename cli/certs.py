@@ -8,7 +8,7 @@ from urllib.parse import quote
 import typer
 
 from mesh.errors import ConfigError
-from mesh.identity import Identity, Role
+from mesh.rpc.identity import Identity, Role
 
 # The names that `deepmesh up` gives its services.
 USUAL = ("gateway/gateway", "scheduler/scheduler", "prefill/prefill-0", "decode/decode-0", "kvstore/kvstore-0")

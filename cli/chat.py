@@ -12,8 +12,8 @@ from rich.console import Console
 from cli.conversation import Conversation
 from cli.endpoints import GATEWAY, ApiKeyOption, GatewayOption
 from cli.terminal import make_console
-from mesh.channel import Channels
 from mesh.errors import InvalidRequest, MeshError
+from mesh.rpc.channel import Channels
 
 # The largest number that the request's field holds.
 MOST_TOKENS = 2**32 - 1

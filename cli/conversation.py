@@ -8,8 +8,8 @@ from rich.console import Console
 
 from cli.answers import Answer, chat_prompt, stream_grpc
 from cli.terminal import show_on, until_first_text
-from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, EndpointUnavailable, MeshError, Retry
+from mesh.rpc.channel import Channels
 
 CONNECT_SECONDS = 5.0
 

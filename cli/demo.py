@@ -29,10 +29,10 @@ from launcher.preflight import check_plan
 from launcher.serving import until_served
 from launcher.shipped_model import shipped_model
 from launcher.supervisor import Supervisor
-from mesh.channel import Channels
 from mesh.openai_client import OpenAIClient
 from mesh.ports import free_port
 from mesh.processes.signals import until_signal
+from mesh.rpc.channel import Channels
 
 Messages = list[dict[str, str]]
 

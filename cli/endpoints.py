@@ -10,8 +10,8 @@ import typer
 
 from launcher.plan import GRPC_PORT, HOST, SCHEDULER_PORT
 from mesh.addresses import checked_address, checked_host
-from mesh.channel import Channels, MutualTlsChannels
 from mesh.config import TlsConfig
+from mesh.rpc.channel import Channels, MutualTlsChannels
 from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 GATEWAY = f"{HOST}:{GRPC_PORT}"

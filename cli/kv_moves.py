@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
 from cli.status import Snapshot, read_workers
-from mesh.channel import Channels
 from mesh.errors import NoWorker
+from mesh.rpc.channel import Channels
 
 # Workers report changes every 50 ms.
 _PAUSE_SECONDS = 0.2

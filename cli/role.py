@@ -11,11 +11,11 @@ from deepmesh.internal.v1 import scheduler_pb2, worker_pb2, worker_pb2_grpc, wor
 
 from cli.endpoints import SCHEDULER, AutoscalersCertificates, SchedulerOption, certified_channels
 from cli.status import read_workers
-from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerRole
 from mesh.errors import EndpointUnavailable, InvalidRequest, NoWorker
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.identity import Role
 
 # The worker checks its configuration for the role before it answers.
 ANSWER_SECONDS = 60.0

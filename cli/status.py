@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.endpoints import SCHEDULER, OperatorsCertificates, SchedulerOption, certified_channels
-from mesh.channel import Channels
 from mesh.domain.worker_wire import unreadable_kv
 from mesh.errors import EndpointUnavailable
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.identity import Role
 
 Snapshot: TypeAlias = scheduler_pb2.WatchWorkersResponse
 

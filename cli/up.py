@@ -24,10 +24,10 @@ from launcher.shipped_model import shipped_model
 from launcher.split import IN_FLIGHT, split_gpus
 from launcher.supervisor import Supervisor
 from mesh.addresses import is_loopback, with_port
-from mesh.channel import Channels
 from mesh.errors import ConfigError, Unauthenticated
 from mesh.ports import free_port
 from mesh.processes.signals import until_signal
+from mesh.rpc.channel import Channels
 
 # With SERVICE.engine.backend=oracle, that service's workers serve without a checkpoint.
 WITHOUT_MODEL = "engine.backend=oracle"

@@ -14,11 +14,11 @@ from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
 from mesh.addresses import split_addresses
 from mesh.background import background
-from mesh.channel import service_channels
 from mesh.domain.workers import WorkerRole
-from mesh.identity import Role
 from mesh.launch import Program, launch
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import service_channels
+from mesh.rpc.identity import Role
+from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import server_tls
 from worker.events.service import KvEventsServicer
 from worker.handover import Handover

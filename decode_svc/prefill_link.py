@@ -12,13 +12,13 @@ from deepmesh.internal.v1 import prefill_pb2_grpc
 
 from decode_svc import wire
 from engine.protocol.messages import LandingOpened, Output
-from mesh.channel import Channels
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
-from mesh.outgoing_calls import request_metadata
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
+from mesh.rpc.outgoing_calls import request_metadata
 
 # Most idle channels that are kept: over time many workers disappear for good.
 MAX_IDLE_CHANNELS = 64

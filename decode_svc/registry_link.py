@@ -7,10 +7,10 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
 from decode_svc.registered import RegisteredPrefills
 from mesh.backoff import Backoff
-from mesh.channel import Channels
 from mesh.errors import MeshError, SchedulerUnavailable
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from decode_svc.session import GatewayAttachment
 from decode_svc.worker import DecodeWorker
 from mesh.domain import wire as domain_wire
 from mesh.errors import InvalidRequest, NoWorker
-from mesh.identity import PROCESS_SEPARATOR, check_claim
+from mesh.rpc.identity import PROCESS_SEPARATOR, check_claim
 
 HELLO_SECONDS = 10.0
 

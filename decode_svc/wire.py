@@ -11,7 +11,7 @@ from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import Submission
 from mesh.domain.worker_wire import check_name, identity_message
 from mesh.domain.workers import WorkerIdentity
-from mesh.failures import to_failure
+from mesh.rpc.failures import to_failure
 from transfer import wire as transfer_wire
 
 

@@ -13,9 +13,9 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 import mesh
 from eval.perplexity import Document
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 from mesh.processes.exit_status import describe_status
+from mesh.rpc.channel import Channels
 
 # Loads the checkpoint and writes a list of log probabilities for each list of token ids.
 MODULE = "engine.scoring"

@@ -18,7 +18,7 @@ from eval.results import Result
 from eval.suite import Question, questions
 from eval.tables import percent
 from launcher.composition import split_settings
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 
 RESULT_FILE, REPORT_FILE, ANSWERS_FILE, MESH_LOG_FILE = "result.json", "report.md", "answers.jsonl", "mesh.log"
 

@@ -10,8 +10,8 @@ from launcher.logged_mesh import logged_mesh
 from launcher.plan import HOST, MeshPlan
 from launcher.preflight import check_plan
 from launcher.serving import until_served
-from mesh.channel import Channels
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 
 
 @asynccontextmanager

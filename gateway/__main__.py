@@ -15,9 +15,9 @@ from gateway.openai.server import HttpServer
 from gateway.page.server import operator_server
 from gateway.processes.division import Division
 from gateway.service import GatewayService
-from mesh.channel import service_channels
 from mesh.launch import launch
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import service_channels
+from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import for_clients
 
 SERVICE_NAME = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name

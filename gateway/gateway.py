@@ -30,10 +30,10 @@ from gateway.responses.store import ResponseStore
 from gateway.streams import Streams
 from gateway.tenants import Tenant, Tenants
 from mesh.addresses import split_addresses
-from mesh.channel import Channels
 from mesh.errors import DeadlineExceeded, StreamGone
 from mesh.loop_turns import LoopTurns
 from mesh.observe import span
+from mesh.rpc.channel import Channels
 from mesh.tracing import Sampler
 
 READINESS_SECONDS = 1.0

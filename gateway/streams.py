@@ -25,9 +25,9 @@ from gateway.text.reasoning import ReasoningStart
 from gateway.text.signs import NO_SIGNS
 from gateway.text.transcript import Transcript, no_text
 from mesh.blocks import chain_hashes
-from mesh.channel import Channels
 from mesh.domain.requests import StreamTag
 from mesh.errors import InvalidRequest, StreamGone
+from mesh.rpc.channel import Channels
 
 
 class StreamContext(msgspec.Struct, frozen=True):

@@ -21,9 +21,9 @@ from kvstore.store_memory import StoreMemory
 from mesh.background import background
 from mesh.domain.kv_identity import KvNamespace
 from mesh.errors import IndexUnavailable
-from mesh.identity import Role
 from mesh.launch import launch
-from mesh.server import MeshServer, Registration
+from mesh.rpc.identity import Role
+from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import server_tls
 from transfer.agent import TransferAgent
 from transfer.config import TransferConfig

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from kvstore.store_link import StoreLink
 from kvstore.store_user import StoreUser
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity
 from mesh.rendezvous import rendezvous
+from mesh.rpc.channel import Channels
 from transfer.events import PushEnded
 
 

@@ -10,11 +10,11 @@ from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 from kvstore.offer_link import CONCURRENT_OFFERS, OfferLink
 from kvstore.store_user import StoreUser
 from mesh.backoff import Backoff
-from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.identity import Role
 from transfer import wire
 from transfer.ticket import StoreSession
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.log_lines import LinePrinter
 from launcher.plan import ServiceSpec
 from launcher.supervisor import Supervisor
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 
 
 @asynccontextmanager

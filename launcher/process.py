@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh.channel import Channels
 from mesh.errors import MeshError, ProcessFailed
 from mesh.processes.exit_status import describe_status
 from mesh.processes.tethered import start_tethered
+from mesh.rpc.channel import Channels
 
 _TAIL_LINES = 20
 _LONGEST_LINE = 64 * 1024

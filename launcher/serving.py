@@ -4,8 +4,8 @@ import asyncio
 
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
-from mesh.channel import Channels
 from mesh.errors import NoWorker
+from mesh.rpc.channel import Channels
 
 _POLL_SECONDS = 0.05
 

@@ -13,10 +13,10 @@ from launcher.plan import ServiceSpec
 from launcher.process import Child
 from launcher.restart import RestartPolicy
 from mesh.addresses import with_port
-from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 from mesh.ports import free_port
 from mesh.processes.exit_status import describe_status
+from mesh.rpc.channel import Channels
 
 STOP_GRACE_SECONDS = 15.0
 # Pause between two lines that name the services that are not ready yet.

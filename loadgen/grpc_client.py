@@ -7,9 +7,9 @@ from loadgen.client import Clock, Target
 from loadgen.options import LoadOptions
 from loadgen.records import RequestRecord
 from loadgen.workload import Answer, Job, Message
-from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable, MeshError, Retry, Unauthenticated, UnknownModel
-from mesh.failures import from_rpc_error
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
 
 
 class GrpcClient:

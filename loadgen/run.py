@@ -22,8 +22,8 @@ from loadgen.records import RequestRecord
 from loadgen.report import Report
 from loadgen.sending import Sending, Shown
 from loadgen.summary import Objectives, summarize
-from mesh.channel import Channels
 from mesh.errors import ConfigError
+from mesh.rpc.channel import Channels
 from mesh.writable import make_writable
 
 # The plot lies next to the report.

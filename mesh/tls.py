@@ -10,7 +10,7 @@ import grpc
 
 from mesh.config import TlsConfig
 from mesh.errors import ConfigError
-from mesh.identity import Role
+from mesh.rpc.identity import Role
 
 CERTIFICATE_FILE = "certificate.pem"
 KEY_FILE = "key.pem"

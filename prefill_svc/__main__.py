@@ -5,11 +5,11 @@ import sys
 
 from deepmesh.internal.v1 import prefill_pb2_grpc
 
-from mesh.channel import service_channels
 from mesh.domain.workers import WorkerRole
-from mesh.identity import Role
 from mesh.launch import Program, launch
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import service_channels
+from mesh.rpc.identity import Role
+from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import server_tls
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer

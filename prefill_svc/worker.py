@@ -6,10 +6,10 @@ from typing import Self
 
 from engine.protocol.messages import StepResult, TransferNews
 from mesh import metrics
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole
 from mesh.errors import WorkerDraining
 from mesh.observe import span
+from mesh.rpc.channel import Channels
 from prefill_svc.admission import admit, check
 from prefill_svc.config import PrefillConfig
 from prefill_svc.jobs import Jobs

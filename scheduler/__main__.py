@@ -11,10 +11,10 @@ from deepmesh.internal.v1 import scheduler_pb2_grpc
 from deepmesh.keda import externalscaler_pb2_grpc
 
 from mesh.background import background
-from mesh.channel import service_channels
-from mesh.identity import Role
 from mesh.launch import launch
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import service_channels
+from mesh.rpc.identity import Role
+from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import server_tls
 from scheduler.config import SchedulerConfig
 from scheduler.coordinator import Coordinator

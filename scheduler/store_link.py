@@ -10,14 +10,14 @@ import grpc
 from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.targets import StoreTarget
 from mesh.errors import MeshError, ShuttingDown
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
 from mesh.probe import READINESS
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
 from scheduler.config import StoreLinkConfig
 from scheduler.stores import StoreStatus, Tier
 

@@ -4,7 +4,7 @@ with the ranks that it has, and waits for the other hosts to join. Those keep th
 
 from mesh.domain.workers import WorkerRole
 from mesh.launch import Program
-from mesh.server import MeshServer
+from mesh.rpc.server import MeshServer
 from worker.config import WorkerConfig
 from worker.handover import Handover, KeptRanks
 from worker.role_change import MODULES, ports_of, settings_of

@@ -23,7 +23,7 @@ from mesh.config_values import overridden
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, WorkerDraining
 from mesh.launch import Program
-from mesh.server import MeshServer
+from mesh.rpc.server import MeshServer
 from worker.config import WorkerConfig
 from worker.handover import Handover, KeptRanks
 

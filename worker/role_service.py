@@ -10,8 +10,8 @@ from deepmesh.internal.v1 import worker_pb2, worker_pb2_grpc
 
 from mesh.domain import worker_wire
 from mesh.errors import InvalidRequest, NoWorker
-from mesh.identity import Role
-from mesh.server import MeshServer, Registration
+from mesh.rpc.identity import Role
+from mesh.rpc.server import MeshServer, Registration
 from worker.ranks.host import RankHost
 from worker.role_change import RoleChange, ports_of
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from mesh.addresses import split_addresses
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole
 from mesh.launch import Program
-from mesh.server import MeshServer
+from mesh.rpc.channel import Channels
+from mesh.rpc.server import MeshServer
 from worker.config import WorkerConfig
 from worker.handover import KeptRanks
 from worker.ranks.host import RankHost

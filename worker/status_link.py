@@ -9,11 +9,11 @@ import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from mesh.backoff import Backoff
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity, WorkerState
 from mesh.errors import MeshError, SchedulerUnavailable
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
 from worker import wire
 from worker.status_report import StatusReport
 

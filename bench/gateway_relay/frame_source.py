@@ -25,7 +25,7 @@ from bench.gateway_relay.token_source import Settling
 from bench.meshes.oracle_mesh import CONTEXT_TOKENS, MODEL, VOCABULARY_SIZE
 from launcher.plan import HOST
 from mesh.config import ServerConfig
-from mesh.server import MeshServer, Registration
+from mesh.rpc.server import MeshServer, Registration
 
 INCARNATION = "first"
 LEASE_SECONDS = 10

@@ -19,8 +19,8 @@ from bench.meshes.processes import pin
 from launcher.log_lines import LinePrinter
 from launcher.plan import HOST
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tools.byte_tokenizer import write_tokenizer
 
 PACKAGE = "bench.gateway_relay"

@@ -14,7 +14,7 @@ from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from bench.gateway_relay.token_streams import MAX_TOKENS, PROMPT_TOKENS
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 
 STREAM_ID = 1
 

@@ -9,9 +9,9 @@ from typing import Self
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
-from mesh.channel import OPTIONS
 from mesh.errors import EndpointUnavailable
-from mesh.failures import from_rpc_error
+from mesh.rpc.channel import OPTIONS
+from mesh.rpc.failures import from_rpc_error
 
 PROMPT_TOKENS = 16
 # More tokens than any measurement takes.

@@ -32,7 +32,7 @@ from kvstore.directory import BlockDirectory
 from kvstore.disk.block_file import huge_buffer
 from kvstore.disk.tier import DiskTier
 from kvstore.store_memory import StoreMemory
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 from transfer.config import TransferConfig
 from transfer.kept_macs import KeptMacs
 

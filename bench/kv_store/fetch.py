@@ -38,8 +38,8 @@ from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 from bench.kv_push.bare import BareReceiver, BareSender
 from bench.kv_store.lookup import processor_seconds
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
-from mesh.channel import Channels
 from mesh.domain import worker_wire
+from mesh.rpc.channel import Channels
 from transfer.config import TransferConfig
 from transfer.events import Fetched
 from transfer.host_memory import HostMemory

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
-from mesh.channel import Channels
 from mesh.domain import worker_wire
+from mesh.rpc.channel import Channels
 
 CHAIN_BLOCKS = 64
 HASH_BYTES = 16

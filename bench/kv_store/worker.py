@@ -14,12 +14,12 @@ from deepmesh.internal.v1 import kvstore_pb2
 
 from kvstore.client import StoreClient
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import WorkerIdentity, WorkerRole
 from mesh.event_fd import EventFd
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from transfer.agent import TransferAgent
 from transfer.block_macs import Authorship
 from transfer.config import TransferConfig

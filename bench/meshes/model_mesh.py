@@ -11,8 +11,8 @@ from launcher.logged_mesh import logged_mesh
 from launcher.plan import HOST, MeshPlan
 from launcher.serving import until_served
 from launcher.shipped_model import shipped_model
-from mesh.channel import Channels
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 
 # Prompts are drawn from these ids: byte pairs of the shipped tokenizer, above its special tokens.
 FIRST_TOKEN, LAST_TOKEN = 300, 1500

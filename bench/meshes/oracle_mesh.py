@@ -12,8 +12,8 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from launcher.composition import compose
 from launcher.logged_mesh import logged_mesh
 from launcher.plan import HOST, MeshPlan
-from mesh.channel import Channels
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tools.byte_tokenizer import write_tokenizer
 
 MODEL = "oracle"

@@ -8,7 +8,7 @@ from itertools import pairwise
 import grpc
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from capacity.calibration.workers import workers_of
 from loadgen.options import LoadOptions
 from loadgen.records import RequestRecord
 from loadgen.run import load
-from mesh.channel import Channels
 from mesh.cost_file import CostFile
 from mesh.costs import MILLION, CostModel
 from mesh.errors import ConfigError
+from mesh.rpc.channel import Channels
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 PROMPTS = (64, 512, 1024, 2048, 3072)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from mesh.channel import Channels
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
 
 ANSWER_SECONDS = 10.0
 

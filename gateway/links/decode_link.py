@@ -16,15 +16,15 @@ from gateway.config import DispatchConfig
 from gateway.generation import Generation
 from gateway.links import wire
 from gateway.links.outbox import Outbox
-from mesh.channel import Channels
 from mesh.domain import wire as domain_wire
 from mesh.domain.outputs import CachedTokens
 from mesh.domain.placement import Placement
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest, LeaseConflict, MeshError, Retry, ShuttingDown, WorkerLost
-from mesh.failures import from_failure, from_rpc_error
-from mesh.identity import Role
 from mesh.metrics import GATEWAY_WORKER_LINKS
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_failure, from_rpc_error
+from mesh.rpc.identity import Role
 
 AttachCall: TypeAlias = "grpc.aio.StreamStreamCall[decode_pb2.AttachRequest, decode_pb2.AttachResponse]"
 

@@ -7,9 +7,9 @@ from itertools import count
 from gateway.config import DispatchConfig
 from gateway.generation import Generation
 from gateway.links.decode_link import DecodeLink, GatewayIdentity
-from mesh.channel import Channels
 from mesh.domain.placement import Placement
 from mesh.domain.targets import WorkerTarget
+from mesh.rpc.channel import Channels
 
 
 @dataclass(frozen=True, slots=True)

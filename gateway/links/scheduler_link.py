@@ -11,12 +11,12 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from gateway.links import wire
 from gateway.links.workers import Worker
-from mesh.channel import Channels
 from mesh.domain import placement_wire
 from mesh.domain.placement import AttemptReport, Placement, PlacementQuery
 from mesh.errors import MeshError
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
 
 # More than the requests that a gateway may have at once: all their clients may leave together.
 REPORTS_KEPT = 16_384

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from gateway.config import DispatchConfig
 from gateway.links.scheduler_link import RECONNECT_SECONDS, SchedulerLink
 from gateway.links.workers import WorkerDirectory
-from mesh.channel import Channels
 from mesh.domain.placement import AttemptReport, Placement, PlacementQuery
 from mesh.errors import DeadlineExceeded, MeshError, NoWorker, NoWorkerYet, Retry, SchedulerUnavailable
+from mesh.rpc.channel import Channels
 
 RETRY_AFTER_MS = 1000
 

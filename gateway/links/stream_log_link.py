@@ -10,13 +10,13 @@ import grpc
 import msgspec
 from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc
 
-from mesh.channel import Channels
 from mesh.domain import wire
 from mesh.domain.outputs import FinishReason
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import MeshError
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.identity import Role
 
 # Bounds how long a worker may take to hand over its log: a hung one must not delay a client whose log another has.
 TAKE_SECONDS = 2.0

@@ -34,7 +34,7 @@ from gateway.openai.resumed import ResumedStreams
 from gateway.openai.tokens import TokenRoutes
 from gateway.responses.endpoint import ResponsesEndpoint, StoredResponses
 from mesh.errors import MeshError
-from mesh.interceptors import REQUEST_ID_KEY
+from mesh.rpc.interceptors import REQUEST_ID_KEY
 
 
 def application(gateway: Gateway) -> Starlette:

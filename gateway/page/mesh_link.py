@@ -10,10 +10,10 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from gateway.page import wire
 from gateway.page.view import MeshView
-from mesh.channel import Channels
 from mesh.errors import MeshError
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS = 2.0

@@ -28,8 +28,8 @@ from gateway.openai.server import HttpServer
 from gateway.page.mesh_link import MeshLink
 from gateway.processes.siblings import Siblings
 from mesh.addresses import with_port
-from mesh.channel import Channels
 from mesh.errors import MeshError, Overloaded
+from mesh.rpc.channel import Channels
 
 # The page loads nothing from other hosts, and no other page may embed it.
 POLICY = (

@@ -15,8 +15,8 @@ from gateway.processes.shared_directory import SharedDirectory
 from gateway.processes.siblings import Siblings
 from mesh.addresses import with_port
 from mesh.errors import ConfigError
-from mesh.identity import PROCESS_SEPARATOR
 from mesh.ports import bound_socket, why_not
+from mesh.rpc.identity import PROCESS_SEPARATOR
 
 
 class Division:

@@ -20,8 +20,8 @@ from kvstore.__main__ import running_store
 from mesh.blocks import chain_hashes
 from mesh.domain import worker_wire
 from mesh.errors import InvalidRequest, MeshError, PermissionDenied
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
 from tests.support.certificates import certified, channels_as
 from tests.support.decode_server import decode_without_rank
 from tests.support.scheduler_server import ReportingWorker, identity_message, running_scheduler

@@ -14,7 +14,7 @@ from launcher.plan import ServiceSpec
 from launcher.process import Child
 from launcher.restart import RestartPolicy
 from launcher.supervisor import Supervisor
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 from tests.support.forking import forked_services
 from tests.support.waiting import eventually
 

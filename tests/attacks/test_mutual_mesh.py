@@ -14,10 +14,10 @@ from launcher.composition import compose
 from launcher.plan import HOST, MeshPlan
 from launcher.serving import until_served
 from launcher.supervisor import Supervisor
-from mesh.channel import Channels, MutualTlsChannels
 from mesh.errors import MeshError
-from mesh.identity import Role
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels, MutualTlsChannels
+from mesh.rpc.identity import Role
 from tests.support.certificates import certified
 from tests.support.forking import forked_services
 from tests.support.process_mesh import oracle_settings

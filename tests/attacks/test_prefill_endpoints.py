@@ -12,8 +12,8 @@ from decode_svc import registered
 from decode_svc.prefill_link import PrefillLink
 from decode_svc.registered import RegisteredPrefills
 from decode_svc.registry_link import RegistryLink
-from mesh.channel import Channels
 from mesh.errors import PrefillLost
+from mesh.rpc.channel import Channels
 from tests.support.decode_server import decode_without_rank, gateway_client
 from tests.support.fake_prefill import fake_prefill
 from tests.support.fake_scheduler import FakeScheduler

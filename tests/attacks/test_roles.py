@@ -23,8 +23,8 @@ import scheduler.__main__ as scheduler
 from cli.endpoints import certified_channels
 from cli.status import read_workers
 from mesh.errors import EndpointUnavailable, PermissionDenied
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
 from tests.support.certificates import certified, channels_as
 from tests.support.scheduler_server import running_scheduler
 from worker import role_service

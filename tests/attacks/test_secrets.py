@@ -14,10 +14,10 @@ from gateway.tenants import Tenants
 from launcher.composition import compose
 from launcher.plan import MeshPlan
 from launcher.serving import until_served
-from mesh.channel import Channels
 from mesh.config_values import load
 from mesh.errors import ConfigError, Unauthenticated
 from mesh.launch import SETTINGS_VARIABLE
+from mesh.rpc.channel import Channels
 from tests.support.gateways import running_mesh
 
 KEYS = 'api_keys=[{"name": "alice", "key": "alice-secret"}]'

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.commands import build
 from mesh.errors import ConfigError
-from mesh.identity import Identity, Role
+from mesh.rpc.identity import Identity, Role
 from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 

@@ -23,7 +23,7 @@ from launcher.plan import MODULES, MeshPlan, ServiceSpec
 from mesh.config import ServerConfig
 from mesh.errors import CheckpointError, ConfigError
 from mesh.ports import free_port
-from mesh.server import MeshServer, Registration
+from mesh.rpc.server import MeshServer, Registration
 from tests.support.addresses import NOWHERE
 from tests.support.command import run_here
 from tests.support.programs import ROOT, run_program

@@ -6,8 +6,8 @@ from deepmesh.v1 import gateway_pb2
 from rich.console import Console
 
 from cli.conversation import Conversation
-from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable, MeshError, Overloaded
+from mesh.rpc.channel import Channels
 from tests.support.scripted_gateway import Delta, ScriptedGateway
 from tests.support.waiting import eventually
 

@@ -5,11 +5,11 @@ import pytest
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
 from cli.role import change_role
-from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.domain.workers import WorkerRole
 from mesh.errors import InvalidRequest
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels
+from mesh.rpc.server import MeshServer, Registration
 
 
 class Workers(scheduler_pb2_grpc.SchedulerServiceServicer):

@@ -11,13 +11,13 @@ from deepmesh.v1 import common_pb2
 from decode_svc import wire
 from decode_svc.prefill_link import PrefillLink
 from engine.protocol.messages import LandingOpened, Output, Refusal
-from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.domain.requests import Submission
 from mesh.domain.sampling import Sampling
 from mesh.errors import EngineFailed, MeshError, NamespaceMismatch, PrefillLost, WorkerDraining, WorkerFull
 from mesh.ports import free_port
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels
+from mesh.rpc.server import MeshServer, Registration
 from prefill_svc.__main__ import SERVICE
 from tests.support.decode_server import AnyTarget, decode_without_rank, gateway_client
 from tests.support.fake_prefill import FakePrefill, FakePrefillCall, fake_prefill

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from deepmesh.v1 import common_pb2
 
-from mesh.channel import Channels
 from mesh.errors import EngineFailed, ShuttingDown, WorkerDraining
+from mesh.rpc.channel import Channels
 from tests.support.decode_server import gateway_client
 from tests.support.scheduler_server import running_scheduler
 from tests.support.waiting import eventually

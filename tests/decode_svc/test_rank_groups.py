@@ -6,9 +6,9 @@ import pytest
 
 from decode_svc.prefill_link import PrefillLink
 from engine.protocol.messages import LandingOpened, Output
-from mesh.channel import Channels
 from mesh.domain.requests import Submission
 from mesh.domain.targets import WorkerTarget
+from mesh.rpc.channel import Channels
 from tests.support.decode_server import AnyTarget, RunningWorker, gateway_client, running_worker
 from tests.support.prefilling import running_prefill
 from tests.support.ranks import frozen

@@ -9,7 +9,6 @@ import pytest
 from deepmesh.internal.v1 import decode_pb2, decode_pb2_grpc, targets_pb2, workers_pb2
 from deepmesh.v1 import common_pb2
 
-from mesh.channel import Channels
 from mesh.domain.sampling import Sampling
 from mesh.errors import (
     ContextExceeded,
@@ -20,7 +19,8 @@ from mesh.errors import (
     UnknownRequest,
     WorkerFull,
 )
-from mesh.failures import from_rpc_error
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
 from tests.support.decode_server import TOTAL_BLOCKS, VOCABULARY_SIZE, GatewayClient, gateway_client, running_worker
 from tests.support.waiting import eventually
 

@@ -14,7 +14,7 @@ from gateway.openai.openapi import OPERATIONS
 from kvstore.config import KvStoreConfig
 from mesh.config import Config
 from mesh.config_values import load
-from mesh.identity import Identity, Role
+from mesh.rpc.identity import Identity, Role
 from mesh.tls import server_name
 from prefill_svc.config import PrefillConfig
 from scheduler.config import SchedulerConfig

@@ -10,8 +10,8 @@ from kvstore.config import KvStoreConfig
 from kvstore.redis_index import RedisIndex
 from mesh.config_values import load
 from mesh.errors import IndexUnavailable
-from mesh.identity import Role
 from mesh.ports import free_port
+from mesh.rpc.identity import Role
 from tests.support.certificates import certified
 from tests.support.other_version import ROOT
 from tests.support.redis_server import BINARY, needs_redis

@@ -21,13 +21,13 @@ from cli.authority import Authority
 from deploy.envoy.bootstrap import Gateway
 from engine.oracle.tokens import oracle_tokens
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.config import ServerConfig, TlsConfig
 from mesh.errors import NoWorker, Overloaded
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
 from mesh.ports import free_port
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
+from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import server_name
 from tests.support.certificates import authority, certified
 from tests.support.envoy import ENVOY, HOST, Envoy, running_envoy

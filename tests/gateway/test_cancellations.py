@@ -6,7 +6,7 @@ from deepmesh.internal.v1 import scheduler_pb2
 from deepmesh.v1 import common_pb2, gateway_pb2_grpc
 
 from gateway.config import LimitsConfig
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
 from tests.support.gateways import collect, direct, ids_request, running_mesh
 from tests.support.refusals import refused

@@ -15,7 +15,7 @@ from mesh.errors import (
     ShuttingDown,
     WorkerFull,
 )
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.broken_streams import PROMPT, paced, start, under_way
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
 from tests.support.gateways import dispatch, limits, running_mesh

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig, LimitsConfig
 from mesh.errors import InvalidRequest, NoWorker, Overloaded
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, chat_request, collect, direct, dispatch, ids_request, running_mesh
 from tests.support.refusals import refused

@@ -9,7 +9,7 @@ from deepmesh.internal.v1 import sparse_prefill_pb2
 from mesh.blocks import chain_hashes
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import InvalidRequest
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import MODEL, Mesh, collect, ids_request, prefill_identity, running_mesh
 from tests.support.waiting import eventually

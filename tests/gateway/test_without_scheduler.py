@@ -5,7 +5,7 @@ import pytest
 
 from gateway.config import DispatchConfig
 from mesh.errors import NoWorkerYet, RemoteError
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
 from tests.support.gateways import collect, ids_request, running_mesh
 from tests.support.waiting import eventually

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from deepmesh.internal.v1 import scheduler_pb2
 
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.ipv6 import has_ipv6, over_ipv6
 from tests.support.mesh_requests import (
     assert_right,

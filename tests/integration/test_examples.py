@@ -17,7 +17,7 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from mesh.config import ServerConfig
 from mesh.errors import InvalidRequest, MeshError, Overloaded
-from mesh.server import MeshServer, Registration
+from mesh.rpc.server import MeshServer, Registration
 from tests.support.process_mesh import oracle_settings, process_mesh
 from tests.support.waiting import eventually
 

@@ -13,7 +13,7 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
 from engine.oracle.tokens import oracle_tokens
 from launcher.plan import HOST
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.mesh_requests import ANSWER_SECONDS, forget, kill, prompt_of, request_of
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh
 from tests.support.waiting import eventually

@@ -14,9 +14,9 @@ from transformers import DeepseekV3ForCausalLM
 
 from cli.role import change_role
 from launcher.plan import HOST
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, EndpointUnavailable
+from mesh.rpc.channel import Channels
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.greedy import assert_greedy
 from tests.support.mesh_requests import assert_right, prompt_of, tokens_of

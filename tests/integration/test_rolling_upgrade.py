@@ -19,7 +19,7 @@ import pytest
 from engine.oracle.tokens import oracle_tokens
 from launcher.plan import HOST, ServiceSpec
 from launcher.process import until_ready
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 from tests.support.mesh_requests import prompt_of
 from tests.support.other_version import ROOT as OURS
 from tests.support.other_version import extract_other_version

@@ -9,7 +9,7 @@ from deepmesh.v1 import gateway_pb2_grpc
 from transformers import DeepseekV3ForCausalLM
 
 from cli.status import read_workers
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.greedy import assert_greedy
 from tests.support.launched import up

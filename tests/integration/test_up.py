@@ -12,10 +12,10 @@ from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 from cli.answers import Answer, stream_grpc
 from cli.status import read_workers
 from mesh.addresses import with_port
-from mesh.channel import Channels
 from mesh.cost_file import CostFile, save_costs
 from mesh.costs import CostModel
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tests.support.command import run_here
 from tests.support.forking import forked_services
 from tests.support.ipv6 import has_ipv6

@@ -13,10 +13,10 @@ from kvstore.__main__ import running_store
 from kvstore.client import StoreClient
 from kvstore.offer_link import TOLD_FAILURES
 from mesh.blocks import chain_hashes
-from mesh.channel import Channels
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from mesh.rendezvous import rendezvous
+from mesh.rpc.channel import Channels
 from tests.support.metric_values import value_of
 from tests.support.store_agent import FakeAgents, worker_identity
 from tests.support.stores import store_config

@@ -12,9 +12,9 @@ import pytest
 
 from kvstore.disk.tier import prepare_directory
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.errors import ConfigError
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tests.support.forking import forked_services
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually

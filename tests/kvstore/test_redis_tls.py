@@ -19,8 +19,8 @@ from kvstore.index import Location
 from kvstore.publisher import Publisher
 from kvstore.redis_index import RedisIndex
 from mesh.config import TlsConfig
-from mesh.identity import Role
 from mesh.metrics import KVSTORE_INDEX_FAILURES
+from mesh.rpc.identity import Role
 from tests.support.certificates import certified
 from tests.support.metric_values import value_of
 from tests.support.redis_server import COMMANDS, needs_redis, running_redis

@@ -15,10 +15,10 @@ from deepmesh.internal.v1 import kvstore_pb2
 
 from launcher.process import Child
 from mesh.blocks import chain_hashes
-from mesh.channel import Channels
 from mesh.domain import worker_wire
 from mesh.metrics import STORE_OFFERS
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tests.support.far_memory import FarMemory
 from tests.support.forking import forked_services
 from tests.support.metric_values import value_of

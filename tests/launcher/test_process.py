@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.errors import ProcessFailed
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tests.support.programs import ROOT
 from tests.support.waiting import eventually
 
@@ -19,7 +19,7 @@ SLEEP = "import time; time.sleep(60)"
 READY_SERVER = """
 import asyncio, sys
 from mesh.config import ServerConfig
-from mesh.server import MeshServer
+from mesh.rpc.server import MeshServer
 
 async def main():
     async with MeshServer(ServerConfig(port=int(sys.argv[1])), "probe", []) as server:

@@ -13,8 +13,8 @@ from launcher.gpus import Gpu
 from launcher.plan import ServiceSpec
 from launcher.restart import RestartPolicy
 from launcher.supervisor import Supervisor
-from mesh.channel import Channels
 from mesh.errors import ProcessFailed
+from mesh.rpc.channel import Channels
 from tests.support.forking import forked_services
 from tests.support.waiting import eventually
 

@@ -24,7 +24,7 @@ from mesh.errors import (
     WorkerLost,
     rebuild,
 )
-from mesh.failures import from_failure, to_failure
+from mesh.rpc.failures import from_failure, to_failure
 
 RETRIES: dict[Retry, list[type[MeshError]]] = {
     Retry.THIS_CALL: [NoWorker, WorkerLost],

@@ -9,12 +9,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cli.authority import Authority
-from mesh.channel import Channels, MutualTlsChannels
 from mesh.config import ServerConfig, TlsConfig
 from mesh.errors import ConfigError, MeshError, PermissionDenied, Retry
-from mesh.failures import from_rpc_error
-from mesh.identity import Identity, Role, caller
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels, MutualTlsChannels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Identity, Role, caller
+from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import for_clients, server_tls
 from tests.support.certificates import certified, channels_as, files_in
 from tests.support.raw_service import SERVICE, raw_method, raw_registration

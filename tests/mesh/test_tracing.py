@@ -4,7 +4,7 @@ from contextlib import contextmanager
 import pytest
 
 from mesh.observe import span
-from mesh.outgoing_calls import request_metadata
+from mesh.rpc.outgoing_calls import request_metadata
 from mesh.tracing import Sampler, TraceContext, current_traceparent, trace_context
 from tests.support.kept_spans import kept_spans
 

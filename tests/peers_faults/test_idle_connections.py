@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from grpc import StatusCode
 
-from mesh import channel
-from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.errors import MeshError
-from mesh.keepalive import KEEPALIVE
-from mesh.server import MeshServer
+from mesh.rpc import channel
+from mesh.rpc.channel import Channels
+from mesh.rpc.keepalive import KEEPALIVE
+from mesh.rpc.server import MeshServer
 from tests.support.pausing_proxy import proxy_to
 from tests.support.raw_service import raw_method, raw_registration
 from tests.support.waiting import eventually

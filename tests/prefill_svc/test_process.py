@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 from deepmesh.internal.v1 import scheduler_pb2, targets_pb2, workers_pb2
 
-from mesh.channel import Channels
 from mesh.errors import EngineFailed, WorkerDraining
+from mesh.rpc.channel import Channels
 from tests.support.decode_server import gateway_client, running_worker
 from tests.support.prefilling import ORACLE_READY, make_ticket, prefill_caller, prefill_request
 from tests.support.scheduler_server import running_scheduler, scheduler_stub

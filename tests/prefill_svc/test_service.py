@@ -9,7 +9,6 @@ import pytest
 from deepmesh.v1 import common_pb2
 
 from engine.protocol.messages import Output, Refusal
-from mesh.channel import Channels
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.domain.workers import WorkerRole, WorkerState
 from mesh.errors import (
@@ -24,6 +23,7 @@ from mesh.errors import (
     WorkerFull,
 )
 from mesh.metrics import PREFILL_ENDED
+from mesh.rpc.channel import Channels
 from prefill_svc.__main__ import SERVICE
 from tests.support.fake_rank import TRANSFER_READY
 from tests.support.metric_values import value_of

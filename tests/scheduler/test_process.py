@@ -11,8 +11,8 @@ import pytest
 from deepmesh.internal.v1 import scheduler_pb2
 
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from scheduler.__main__ import running
 from scheduler.config import SchedulerConfig
 from scheduler.registry import Registry

@@ -19,7 +19,7 @@ from mesh.errors import (
     Overloaded,
     UnknownModel,
 )
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.scheduler_server import (
     ReportingWorker,
     identity_message,

@@ -5,9 +5,9 @@ from functools import cache
 from pathlib import Path
 
 from cli.authority import Authority
-from mesh.channel import Channels, MutualTlsChannels
 from mesh.config import TlsConfig
-from mesh.identity import Identity, Role
+from mesh.rpc.channel import Channels, MutualTlsChannels
+from mesh.rpc.identity import Identity, Role
 from mesh.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 
 

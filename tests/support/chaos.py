@@ -19,7 +19,7 @@ import httpx
 
 from engine.oracle.tokens import oracle_tokens
 from launcher.plan import ServiceSpec
-from mesh.channel import OPTIONS
+from mesh.rpc.channel import OPTIONS
 from tests.support.mesh_requests import prompt_of
 from tests.support.network import Network
 from tests.support.process_mesh import VOCABULARY, ProcessMesh, oracle_settings, process_mesh

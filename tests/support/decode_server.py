@@ -17,13 +17,13 @@ from decode_svc.service import DecodeServicer
 from decode_svc.worker import DecodeWorker
 from engine.oracle.tokens import oracle_tokens
 from engine.protocol.messages import Ready
-from mesh.channel import Channels
 from mesh.domain.sampling import Sampling
 from mesh.domain.targets import WorkerTarget
 from mesh.domain.workers import WorkerRole
 from mesh.errors import MeshError
-from mesh.failures import from_failure, from_rpc_error
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_failure, from_rpc_error
+from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import server_tls
 from tests.support.addresses import NOWHERE
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from mesh.identity import Role
+from mesh.rpc.identity import Role
 from scheduler.scaling.pod_costs import ANNOTATION
 from scheduler.scaling.pods import Cluster
 from tests.support.certificates import certified

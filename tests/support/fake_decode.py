@@ -12,8 +12,8 @@ from deepmesh.v1 import common_pb2
 
 from mesh.config import ServerConfig
 from mesh.errors import MeshError, UnknownRequest, UnknownStream
-from mesh.failures import to_failure
-from mesh.server import MeshServer, Registration
+from mesh.rpc.failures import to_failure
+from mesh.rpc.server import MeshServer, Registration
 
 VOCABULARY = 1000
 

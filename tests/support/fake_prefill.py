@@ -11,7 +11,7 @@ from deepmesh.internal.v1 import prefill_pb2, prefill_pb2_grpc
 from mesh.config import ServerConfig
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import MeshError
-from mesh.server import MeshServer, Registration
+from mesh.rpc.server import MeshServer, Registration
 from tests.support.waiting import eventually
 
 

@@ -8,7 +8,7 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, targets_pb2,
 
 from mesh.config import ServerConfig
 from mesh.errors import MeshError, NoWorker
-from mesh.server import MeshServer, Registration
+from mesh.rpc.server import MeshServer, Registration
 
 
 @dataclass

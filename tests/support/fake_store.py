@@ -9,7 +9,7 @@ from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc, workers_pb2
 
 from mesh.config import ServerConfig
 from mesh.errors import EndpointUnavailable
-from mesh.server import MeshServer, Registration
+from mesh.rpc.server import MeshServer, Registration
 
 
 @dataclass

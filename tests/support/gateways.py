@@ -25,8 +25,8 @@ from gateway.gateway import Gateway
 from gateway.openai.http import application
 from gateway.openai.server import HttpServer
 from gateway.service import GatewayService
-from mesh.channel import Channels
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels
+from mesh.rpc.server import MeshServer, Registration
 from tests.support.envoy import HOST, running_envoy
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.fake_scheduler import FakeScheduler

@@ -9,7 +9,7 @@ import grpc
 from deepmesh.v1 import kv_events_pb2, kv_events_pb2_grpc
 
 from mesh.config import ServerConfig
-from mesh.server import MeshServer
+from mesh.rpc.server import MeshServer
 from worker.events.service import KvEventsServicer
 from worker.ranks.host import RankHost
 

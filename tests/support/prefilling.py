@@ -14,13 +14,13 @@ from deepmesh.v1 import common_pb2
 
 from engine.protocol.messages import Ready
 from mesh.blocks import BLOCK_TOKENS
-from mesh.channel import Channels
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.shares import ONE_TENANT
 from mesh.domain.workers import WorkerRole
 from mesh.errors import MeshError
-from mesh.failures import from_rpc_error
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.server import MeshServer, Registration
 from prefill_svc.__main__ import SERVICE
 from prefill_svc.config import PrefillConfig
 from prefill_svc.service import PrefillServicer

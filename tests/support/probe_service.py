@@ -8,7 +8,7 @@ from pathlib import Path
 from mesh.config import ServiceConfig
 from mesh.errors import CheckpointError, NoWorker
 from mesh.launch import launch
-from mesh.server import MeshServer
+from mesh.rpc.server import MeshServer
 
 
 class ProbeConfig(ServiceConfig):

@@ -16,8 +16,8 @@ from launcher.restart import RestartPolicy
 from launcher.serving import until_served
 from launcher.supervisor import Supervisor
 from mesh.addresses import host_of, with_port
-from mesh.channel import OPTIONS, Channels
 from mesh.ports import free_port
+from mesh.rpc.channel import OPTIONS, Channels
 from tests.support.forking import forked_services
 from tests.support.tokenizers import tokenizer_directory
 from tests.support.waiting import PATIENCE_SECONDS, eventually

@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from mesh.server import Registration
+from mesh.rpc.server import Registration
 
 SERVICE = "test.RawService"
 

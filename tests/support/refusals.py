@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from mesh.errors import MeshError
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 
 
 async def refused(call: Awaitable[object]) -> MeshError:

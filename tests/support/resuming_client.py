@@ -10,7 +10,7 @@ import grpc
 from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 
 from mesh.errors import MeshError, Retry
-from mesh.failures import from_rpc_error
+from mesh.rpc.failures import from_rpc_error
 from tests.support.mesh_requests import request_of
 
 # A gateway that sends nothing for so long is given up. This is longer than a worker's freeze may last.

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc, workers_pb2
 
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 from scheduler.__main__ import running
 from scheduler.config import SchedulerConfig
 

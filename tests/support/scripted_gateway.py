@@ -6,7 +6,7 @@ from typing import Any
 from deepmesh.v1 import common_pb2, gateway_pb2, gateway_pb2_grpc
 
 from mesh.config import ServerConfig
-from mesh.server import MeshServer, Registration
+from mesh.rpc.server import MeshServer, Registration
 
 Delta = gateway_pb2.GenerateDelta
 

@@ -15,8 +15,8 @@ import yaml
 
 from launcher.plan import HOST, MODULES, WORKER_MODULES, ServiceSpec
 from mesh.config import TlsConfig
-from mesh.identity import Role
 from mesh.ports import free_port
+from mesh.rpc.identity import Role
 from mesh.tls import server_name
 from tests.support.certificates import certified
 from tests.support.envoy import ENVOY as ENVOY

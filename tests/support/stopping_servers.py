@@ -4,10 +4,10 @@ import asyncio
 import sys
 from typing import Any
 
-from mesh import server as module
-from mesh.channel import Channels
 from mesh.config import ServerConfig
-from mesh.server import MeshServer
+from mesh.rpc import server as module
+from mesh.rpc.channel import Channels
+from mesh.rpc.server import MeshServer
 from tests.support.raw_service import raw_method, raw_registration
 
 # The call's end takes about a millisecond: the time to flush is over before, with and after it.

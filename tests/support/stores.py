@@ -7,7 +7,7 @@ from typing import Any
 from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from kvstore.config import KvStoreConfig
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 
 
 def store_config(**changes: Any) -> KvStoreConfig:

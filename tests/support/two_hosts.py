@@ -16,8 +16,8 @@ from engine.protocol.messages import StepResult
 from mesh.config import SecurityConfig, ServerConfig
 from mesh.domain.workers import WorkerRole
 from mesh.errors import EngineFailed
-from mesh.identity import Role
-from mesh.server import MeshServer
+from mesh.rpc.identity import Role
+from mesh.rpc.server import MeshServer
 from mesh.tls import server_tls
 from tests.support.addresses import NOWHERE
 from tests.support.certificates import certified

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import psutil
 
 from launcher.process import Child
-from mesh.channel import Channels
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tests.support.addresses import NOWHERE
 from tests.support.forking import forked_services
 from tests.support.waiting import eventually

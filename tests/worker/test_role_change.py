@@ -6,11 +6,11 @@ from deepmesh.internal.v1 import worker_pb2, worker_pb2_grpc
 from engine.config import DraftsConfig, EngineConfig
 from engine.parallel.config import ParallelConfig
 from engine.role_change import check_keeps_weights
-from mesh.channel import Channels
 from mesh.config_values import load
 from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, InvalidRequest
+from mesh.rpc.channel import Channels
 from prefill_svc.config import PrefillConfig
 from tests.support.worker_process import WorkerProcess, worker_process
 from worker.config import WorkerConfig

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mesh.channel import Channels
 from mesh.errors import EngineFailed
+from mesh.rpc.channel import Channels
 from tests.support.store_agent import worker_identity
 from worker import serving
 from worker.serving import serve_worker

@@ -12,12 +12,12 @@ from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 
 from engine.config import EngineConfig
 from mesh.blocks import chain_hashes
-from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.domain.worker_wire import identity_message
 from mesh.domain.workers import WorkerLoad, WorkerRole
 from mesh.ports import free_port
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels
+from mesh.rpc.server import MeshServer, Registration
 from tests.support.decode_server import gateway_client, running_worker
 from tests.support.decoding import READY
 from tests.support.scheduler_server import running_scheduler, scheduler_stub

@@ -9,8 +9,8 @@ import grpc
 from deepmesh.v1 import kv_events_pb2, kv_events_pb2_grpc
 
 from mesh.errors import ConfigError, NoWorker, Overloaded, SlowClient
-from mesh.identity import Role
-from mesh.server import Registration
+from mesh.rpc.identity import Role
+from mesh.rpc.server import Registration
 from worker.events import wire
 from worker.events.config import KvEventsConfig
 from worker.ranks.host import RankHost

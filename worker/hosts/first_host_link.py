@@ -13,12 +13,12 @@ from deepmesh.internal.v1 import hosts_pb2, hosts_pb2_grpc
 
 from engine.protocol.pulse import LoopProgress
 from mesh.backoff import Backoff
-from mesh.channel import service_channels
 from mesh.domain.workers import WorkerRole
 from mesh.errors import EngineFailed, MeshError, Retry
-from mesh.failures import from_rpc_error
-from mesh.identity import Role
-from mesh.server import MeshServer
+from mesh.rpc.channel import service_channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.identity import Role
+from mesh.rpc.server import MeshServer
 from mesh.tls import server_tls
 from worker.config import WorkerConfig
 from worker.hosts import wire

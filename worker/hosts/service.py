@@ -12,8 +12,8 @@ from deepmesh.internal.v1 import hosts_pb2, hosts_pb2_grpc
 
 from mesh.domain.workers import WorkerRole
 from mesh.errors import InvalidRequest
-from mesh.identity import Role, check_host
-from mesh.server import Registration
+from mesh.rpc.identity import Role, check_host
+from mesh.rpc.server import Registration
 from worker.config import WorkerConfig
 from worker.hosts import wire
 from worker.hosts.joined import JoinedHost, JoinedHosts

@@ -16,9 +16,9 @@ from engine.protocol.messages import Ready, StepResult, TransferNews
 from kvstore.client import StoreClient
 from kvstore.store_user import StoreUser
 from mesh.background import background
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerIdentity, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed, MeshError, WorkerDraining
+from mesh.rpc.channel import Channels
 from mesh.start_times import process_seconds
 from transfer.events import PushEnded
 from worker.config import WorkerConfig

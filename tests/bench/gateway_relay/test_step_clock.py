@@ -12,9 +12,9 @@ from bench.gateway_relay.relay import serve_relay
 from bench.gateway_relay.step_clock import added_latencies, source_steps
 from bench.gateway_relay.token_source import serve_tokens
 from bench.gateway_relay.token_streams import GrpcStreams
-from mesh.channel import Channels
 from mesh.errors import EndpointUnavailable
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 # A token later than half of it would be taken for the next step's.

@@ -12,8 +12,8 @@ from capacity.calibration.sparse import sparse_pairs_ms, sparse_prompt_tokens
 from capacity.calibration.transfers import transfer_rates
 from capacity.calibration.workers import workers_of
 from loadgen.records import RequestRecord
-from mesh.channel import Channels
 from mesh.errors import ConfigError
+from mesh.rpc.channel import Channels
 from tests.support.process_mesh import oracle_settings, process_mesh
 from tests.support.scheduler_server import ReportingWorker, identity_message, running_scheduler, scheduler_stub
 

@@ -8,7 +8,7 @@ from deepmesh.internal.v1 import kvstore_pb2_grpc
 
 from bench.kv_store.worker import KvWorker, attached, offer_all, store_process
 from mesh.blocks import chain_hashes
-from mesh.channel import Channels
+from mesh.rpc.channel import Channels
 from transfer.config import TransferConfig
 from transfer.memory import KvMemory
 

@@ -3,9 +3,9 @@ import asyncio
 import grpc
 
 from gateway.links.stream_log_link import StreamLogs
-from mesh.channel import Channels
 from mesh.domain.targets import WorkerTarget
-from mesh.identity import Role
+from mesh.rpc.channel import Channels
+from mesh.rpc.identity import Role
 from tests.support.fake_decode import FakeDecodeWorker
 
 

@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from gateway.config import ApiKeyConfig, GatewayServerConfig
 from gateway.page.server import FILES, POLICY, operator_server
-from mesh.channel import Channels
 from mesh.ports import free_port
+from mesh.rpc.channel import Channels
 from tests.support.gateways import ids_request, running_mesh
 
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}

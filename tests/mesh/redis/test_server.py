@@ -9,8 +9,8 @@ import pytest
 from cli.authority import Authority
 from mesh.config import RedisConfig, RedisTlsConfig
 from mesh.errors import ConfigError
-from mesh.identity import Role
 from mesh.redis.server import RedisServer, tls_context
+from mesh.rpc.identity import Role
 from tests.support.certificates import certified
 
 

@@ -8,8 +8,8 @@ import pytest
 from deepmesh.internal.v1 import scheduler_pb2, workers_pb2
 from deepmesh.keda import externalscaler_pb2, externalscaler_pb2_grpc
 
-from mesh.channel import Channels
 from mesh.errors import InvalidRequest, NoWorker
+from mesh.rpc.channel import Channels
 from tests.support.scheduler_server import ReportingWorker, identity_message, running_scheduler, scheduler_stub
 
 QUICK = {"scale_in_seconds": 0.0, "period_seconds": 0.02}

@@ -17,10 +17,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from engine.protocol.messages import StepResult
 from mesh.blocks import chain_hashes, root_hash
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerLoad
 from mesh.errors import ConfigError, MeshError, Overloaded, SlowClient
-from mesh.failures import from_rpc_error
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
 from tests.support.decode_server import VOCABULARY_SIZE, gateway_client, running_worker
 from tests.support.kv_events import Mirror, events_of, served_events
 from tests.support.waiting import eventually

@@ -10,8 +10,8 @@ from deepmesh.internal.v1 import hosts_pb2_grpc
 from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from mesh import metrics
-from mesh.channel import Channels
 from mesh.domain.workers import WorkerRole
+from mesh.rpc.channel import Channels
 from tests.support.addresses import NOWHERE
 from tests.support.engines import VOCABULARY, prompt_of
 from tests.support.metric_values import value_of

@@ -10,15 +10,15 @@ import pytest
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.errors import ContextExceeded, InvalidRequest, MeshError, Overloaded
-from mesh.failures import from_rpc_error
-from mesh.interceptors import REQUEST_ID_KEY, EdgeInterceptor
 from mesh.metrics import RPC_HANDLED
 from mesh.observe import request_id
-from mesh.outgoing_calls import request_metadata
-from mesh.server import MeshServer, Registration
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.interceptors import REQUEST_ID_KEY, EdgeInterceptor
+from mesh.rpc.outgoing_calls import request_metadata
+from mesh.rpc.server import MeshServer, Registration
 from tests.support.metric_values import value_of
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
 from tests.support.waiting import eventually

@@ -18,11 +18,11 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
 from mesh.errors import InvalidRequest, MeshError, Overloaded, ShuttingDown, shortened
-from mesh.failures import STATUS_DETAILS_KEY, to_status
-from mesh.identity import Role, caller, check_role, identity_of
 from mesh.loop_turns import LoopTurns
 from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_SHED, RPC_STARTED
 from mesh.observe import new_request_id, request_id
+from mesh.rpc.failures import STATUS_DETAILS_KEY, to_status
+from mesh.rpc.identity import Role, caller, check_role, identity_of
 from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 
 REQUEST_ID_KEY = "x-request-id"

@@ -20,7 +20,7 @@ from mesh.errors import (
     Retry,
     UnknownModel,
 )
-from mesh.failures import (
+from mesh.rpc.failures import (
     STATUS_DETAILS_KEY,
     from_failure,
     from_rpc_error,

@@ -5,10 +5,10 @@ from functools import partial
 import grpc
 
 from mesh.config import TlsConfig
-from mesh.identity import Role
-from mesh.keepalive import KEEPALIVE
-from mesh.outgoing_calls import CallInterceptor
-from mesh.renewed_channel import RenewedChannel
+from mesh.rpc.identity import Role
+from mesh.rpc.keepalive import KEEPALIVE
+from mesh.rpc.outgoing_calls import CallInterceptor
+from mesh.rpc.renewed_channel import RenewedChannel
 from mesh.tls import CertificateFiles, server_name
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -44,7 +44,7 @@ class Channels:
         another address too if its name has one by then.
 
         `role`: the role that must answer there, if services have certificates. Unary calls carry the request id and
-        raise MeshError; for streams see `mesh.outgoing_calls.CallInterceptor`.
+        raise MeshError; for streams see `mesh.rpc.outgoing_calls.CallInterceptor`.
         """
         return _open(endpoint, self._credentials)
 

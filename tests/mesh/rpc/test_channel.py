@@ -13,8 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from mesh.channel import Channels
 from mesh.errors import MeshError, Retry
+from mesh.rpc.channel import Channels
 from tests.support.name_server import name_server
 from tests.support.waiting import eventually
 

@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
-from mesh import channel, server
-from mesh.channel import Channels
 from mesh.config import ServerConfig
-from mesh.keepalive import KEEPALIVE
-from mesh.server import MeshServer
+from mesh.rpc import channel, server
+from mesh.rpc.channel import Channels
+from mesh.rpc.keepalive import KEEPALIVE
+from mesh.rpc.server import MeshServer
 from tests.support.pausing_proxy import proxy_to
 from tests.support.raw_service import raw_method, raw_registration
 

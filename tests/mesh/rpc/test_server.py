@@ -17,20 +17,20 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from mesh import interceptors
 from mesh.addresses import callable_host, with_port
-from mesh.channel import Channels
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError, MeshError, Overloaded, ShuttingDown
-from mesh.failures import from_rpc_error
 from mesh.metrics import RPC_SHED
-from mesh.server import MeshServer
+from mesh.rpc import interceptors
+from mesh.rpc.channel import Channels
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.server import MeshServer
 from tests.support.ipv6 import needs_ipv6
 from tests.support.metric_values import value_of
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STOPPING_SERVERS = ROOT / "tests" / "support" / "stopping_servers.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -199,7 +199,7 @@ def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> byt
 
 
 async def test_streams_that_are_reset_at_once_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mesh.server.MAX_STREAMS", 100)
+    monkeypatch.setattr("mesh.rpc.server.MAX_STREAMS", 100)
     # POST, http, and a path.
     fields = b"\x83\x86\x04\x02/x\x01\x01y\x00\x0ccontent-type\x10application/grpc"
     header, settings, reset = 0x1, 0x4, 0x3

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from mesh.failures import from_rpc_error
-from mesh.interceptors import REQUEST_ID_KEY
 from mesh.observe import request_id
+from mesh.rpc.failures import from_rpc_error
+from mesh.rpc.interceptors import REQUEST_ID_KEY
 from mesh.tracing import TRACEPARENT_KEY, current_traceparent
 
 
@@ -18,7 +18,7 @@ class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):
     """For unary calls: passes on the request id and the span, and turns gRPC's errors into MeshError.
 
     Streams do not use it, because gRPC would put a generator between every message and its reader. Streams pass
-    `metadata=request_metadata()` instead, and translate their errors with `mesh.failures.from_rpc_error`.
+    `metadata=request_metadata()` instead, and translate their errors with `mesh.rpc.failures.from_rpc_error`.
     """
 
     async def intercept_unary_unary(

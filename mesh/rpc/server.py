@@ -16,13 +16,13 @@ from grpc_reflection.v1alpha import reflection
 from mesh.addresses import with_port
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError
-from mesh.identity import Role
-from mesh.interceptors import EdgeInterceptor
-from mesh.keepalive import CLIENTS_KEEPALIVE, KEEPALIVE, SHORTEST_PING_INTERVAL_MS
 from mesh.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.probe import LIVENESS, READINESS
 from mesh.processes.signals import until_signal
+from mesh.rpc.identity import Role
+from mesh.rpc.interceptors import EdgeInterceptor
+from mesh.rpc.keepalive import CLIENTS_KEEPALIVE, KEEPALIVE, SHORTEST_PING_INTERVAL_MS
 from mesh.tls import ServerTls
 
 ANY_ADDRESS = ("0.0.0.0", "::")
