@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway.openai.bodies import ArrivingBodies
+from gateway.openai.giving_way import GivingWay
 from gateway.openai.half_closed import PROBE, HalfClosed, tells_states
 from gateway.openai.plain_requests import PlainRequestParser
 from gateway.openai.refusals import BODIES, BUSY, CHUNKS, MALFORMED, STOPPING, TOO_LARGE, Refusal, RefusalLog
@@ -54,6 +55,7 @@ class LimitedConfig(uvicorn.Config):
         self.lost = asyncio.Event()
         self.refusals = RefusalLog()
         self.bodies = ArrivingBodies(limits.arriving_bytes, limits.body_bytes)
+        self.giving_way: GivingWay[LimitedConnection] = GivingWay()
 
 
 class _Refused(Exception):
@@ -85,9 +87,8 @@ class LimitedConnection(HttpToolsProtocol):
         # Whether the headers that were read last ask for another protocol: the parser will read them again.
         self._read_again = False
         self._limits, self._lost = config.limits, config.lost
-        self._refusals, self._bodies = config.refusals, config.bodies
+        self._refusals, self._bodies, self._giving_way = config.refusals, config.bodies, config.giving_way
         self._header_timer: asyncio.TimerHandle | None = None
-        self._idle_since = self.loop.time()
         # Bytes read since the headers, a part of the body or the message was last complete. They belong to a URL,
         # headers, trailers or a chunk's extensions. Nothing else bounds these, and their sender need not have a key.
         self._head_bytes = 0
@@ -111,12 +112,14 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_headers()
-        if len(self.connections) > self._limits.connections:
+        if len(self.connections) - self._giving_way.closing > self._limits.connections:
             self._make_room()
+        self._note_state()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_awaiting_headers()
         self._bodies.forget(self)
+        self._giving_way.lost(self)
         if self._half_closed is not None:
             self._half_closed.stop()
         super().connection_lost(exc)
@@ -184,6 +187,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle.scope["http_version"] == "1.0":
             _end_by_closing(self.cycle)
+        self._note_state()
 
     def on_body(self, body: bytes) -> None:
         # Joined once for a read: what uvicorn does with a piece takes longer than to parse it.
@@ -220,6 +224,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._bodies.forget(self)
         if not self._read_again and not self.transport.is_closing():
             super().on_message_complete()
+            self._note_state()
 
     def head_without_upgrade(self) -> bytes | None:
         """See PlainRequests."""
@@ -231,8 +236,8 @@ class LimitedConnection(HttpToolsProtocol):
         return b"\r\n".join((*lines, b"", b""))
 
     def on_response_complete(self) -> None:
-        self._idle_since = self.loop.time()
         super().on_response_complete()
+        self._note_state()
         if self.pipeline:
             # uvicorn reads on after each answer, however many requests are left.
             self.flow.pause_reading()
@@ -245,18 +250,18 @@ class LimitedConnection(HttpToolsProtocol):
             self._header_timer.cancel()
             self._header_timer = None
 
+    def _note_state(self) -> None:
+        # An answer to a request sent ahead may end after the connection was lost.
+        if not self.transport.is_closing():
+            self._giving_way.note(self, idle=self.idle, reading=self._reads_body)
+
     def _make_room(self) -> None:
-        others = [each for each in self.connections if isinstance(each, LimitedConnection) and each is not self]
-        alive = [each for each in others if not each.transport.is_closing()]
-        if len(alive) < self._limits.connections:
-            return
-        idle = [each for each in alive if each.idle]
-        if idle:
-            min(idle, key=lambda each: each._idle_since)._close("idle")
-            return
-        # A client that sends its body slowly must not keep others out.
-        reading = [each for each in alive if each._reads_body]
-        min(reading, key=lambda each: each._idle_since, default=self)._refuse(BUSY)
+        idle, reading = self._giving_way.longest_idle(), self._giving_way.longest_reading()
+        if idle is not None:
+            idle._close("idle")
+        else:
+            # A client that sends its body slowly must not keep others out.
+            (reading or self)._refuse(BUSY)
 
     def _refuse(self, refusal: Refusal) -> None:
         if self.transport.is_closing():
@@ -270,6 +275,7 @@ class LimitedConnection(HttpToolsProtocol):
     def _close(self, why: str) -> None:
         GATEWAY_HTTP_CLOSED.labels(why).inc()
         self.transport.close()
+        self._giving_way.closes(self)
 
 
 def _end_by_closing(cycle: RequestResponseCycle) -> None:
