@@ -30,7 +30,7 @@ test: .venv/installed-dev
 pytest: .venv/compiled
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
-# What a change should pass before it is committed, in less than a minute on two cores: ruff, and the tests that need neither
+# What a change should pass before it is committed, in a minute or two on two cores: ruff, and the tests that need neither
 # torch nor a process (tests/support/quick.py).
 quick: .venv/installed-dev
 	$(BIN)/ruff check --quiet $(SOURCES)
