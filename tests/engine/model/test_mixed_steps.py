@@ -63,15 +63,20 @@ def prefix_of(row: Row) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("device", "widths", "error"),
+    ("device", "widths", "error", "error_of_row"),
     [
-        pytest.param("cpu", WIDE, 0.01, id="cpu"),
-        # Rounding, which differs with the kernels, changes some choices of experts.
-        pytest.param("cuda", PUBLISHED_HEADS, 0.2, id="gpu", marks=pytest.mark.gpu),
+        # Rounding, which differs with the processor, changes an FP8 value or a choice of experts now and then.
+        pytest.param("cpu", WIDE, 0.005, 0.05, id="cpu"),
+        pytest.param("cuda", PUBLISHED_HEADS, 0.2, 0.2, id="gpu", marks=pytest.mark.gpu),
     ],
 )
 def test_a_mixed_step_computes_every_row_as_alone(
-    device: str, widths: dict[str, int], error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    widths: dict[str, int],
+    error: float,
+    error_of_row: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=dict(widths))
     model = load_model(tmp_path, torch.bfloat16, torch.device(device), "quantized")
@@ -85,4 +90,5 @@ def test_a_mixed_step_computes_every_row_as_alone(
     capture = EagerCapture() if device == "cpu" else CudaCapture()
     for together in (logits_of(model, [rows], 196), logits_of(model, [rows], 196, capture)):
         for found, expected in zip(together, alone, strict=True):
-            assert found.isfinite().all() and relative_error(found, expected) < error
+            assert found.isfinite().all() and relative_error(found, expected) < error_of_row
+        assert relative_error(torch.cat(together), torch.cat(alone)) < error
