@@ -206,8 +206,10 @@ def test_a_full_disk_is_one_line() -> None:
 async def test_up_refuses_a_taken_port_before_it_starts_anything() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        # Somebody else's mesh may have the default ones.
+        others = ("--grpc-port", str(free_port()), "--scheduler-port", str(free_port()))
         oracle = ("--set", "decode.engine.backend=oracle")
-        status, out, err = await deepmesh("up", "--http-port", str(port), *oracle)
+        status, out, err = await deepmesh("up", "--http-port", str(port), *others, *oracle)
     assert (status, out) == (2, "")
     assert err == (
         f"deepmesh: cannot listen on 127.0.0.1:{port} (address already in use): choose another with --http-port\n"
