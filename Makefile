@@ -66,6 +66,9 @@ check-envoy: .venv/installed-deploy
 # Tests faults that users of other servers have reported, those that take too long for `make test`.
 check-faults: .venv/installed-dev
 
+# Looks at the optimized machine code of all CUDA sources, of which `make test` takes four. Needs no GPU.
+check-cuda: .venv/installed-dev
+
 # Tests the gateway's page in a real browser and writes docs/page.png. Needs `apt-get install chromium`, or
 # DEEPMESH_CHROMIUM=PATH.
 check-page: .venv/installed-dev

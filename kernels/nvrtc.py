@@ -143,15 +143,15 @@ class Compiled:
     log: str
 
 
-def compile_source(source: Path, target: str, macros: tuple[str, ...] = ()) -> Compiled:
+def compile_source(source: Path, target: str, macros: tuple[str, ...] = (), options: Sequence[str] = ()) -> Compiled:
     """Compile for `target`, for example sm_90a, with these macros defined. Needs no device.
 
-    Includes are relative to the source.
+    Includes are relative to the source. options: further ones of NVRTC.
     """
     program = _check(nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], []))
     given = [f"--gpu-architecture={target}", "--std=c++17", f"-I{source.parent}"]
-    options = [option.encode() for option in (*given, *(f"--define-macro={macro}" for macro in macros))]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    all_options = [each.encode() for each in (*given, *(f"--define-macro={macro}" for macro in macros), *options)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(all_options), all_options)
     # NVRTC writes into what it is given. A bytes object of one byte is shared by the whole interpreter.
     log = bytearray(_check(nvrtc.nvrtcGetProgramLogSize(program)))
     _check(nvrtc.nvrtcGetProgramLog(program, log))
