@@ -27,7 +27,7 @@ demo: .venv/installed
 test: .venv/installed-dev
 	@$(MAKE) --no-print-directory --jobs 2 lint pytest
 
-pytest: .venv/compiled
+pytest: .venv/installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 # What a change should pass before it is committed, in a minute or two on two cores: ruff, and the tests that need neither
@@ -178,13 +178,6 @@ sanitize: .venv/installed-dev
 .venv/installed-dev: .venv/installed
 	@echo "installing what the tests need"
 	@$(PIP) -e '.[dev]'
-	@touch $@
-
-# One process compiles the 8,000 modules that tests import. Four that begin at once compile most of them four times: 90 s of
-# processor time in place of 60. What cannot be imported fails where the tests run.
-.venv/compiled: .venv/installed-dev
-	@echo "compiling what the tests import"
-	@$(BIN)/python -m pytest --collect-only --quiet --quiet > /dev/null 2>&1 || true
 	@touch $@
 
 .venv/installed-deploy: .venv/installed-dev

@@ -5,10 +5,12 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from itertools import compress
 from operator import not_
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +20,9 @@ from tests.support.budgets import TestSeconds
 from tests.support.gpus import has_gpu
 from tests.support.quick import is_quick
 from tests.support.run_directory import run_directory
+
+if TYPE_CHECKING:
+    from execnet import XSpec
 
 # In a new clone Hypothesis first makes a table of Unicode's characters, which takes a second or two of the test that
 # happens to be the first, and on a busy machine anything takes long now and then.
@@ -91,6 +96,14 @@ def pytest_xdist_auto_num_workers() -> int:
     processes took 75 s of two cores in 136 s, four take 115 s.
     """
     return 2 * (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence["XSpec"]) -> None:
+    # Only here: most runs are of one process.
+    from tests.support.forked_runners import fork_runners
+
+    fork_runners(config, specs)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

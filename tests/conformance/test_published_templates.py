@@ -44,7 +44,7 @@ def test_there_are_templates() -> None:
     assert PATHS, f"{DIRECTORY} holds no *.jinja: name a directory in DEEPMESH_CHAT_TEMPLATES"
 
 
-@pytest.mark.parametrize("path", map(known, PATHS))
+@pytest.mark.parametrize("path", [known(path) for path in PATHS])
 def test_prompts_are_those_of_transformers(path: Path) -> None:
     source = path.read_text(encoding="utf-8")
     chat_template, style = template(source), style_of(source)
