@@ -67,7 +67,12 @@ def _write(path: Path, arguments: list[str], given: str = "") -> None:
 
 
 def _key(*texts: str) -> str:
-    return hashlib.sha256("\0".join((*texts, *OPTIONS, _output(["-v"]))).encode()).hexdigest()[:24]
+    return hashlib.sha256("\0".join((*texts, *OPTIONS, _version())).encode()).hexdigest()[:24]
+
+
+@cache
+def _version() -> str:
+    return _output(["-dumpfullversion", "-dumpmachine"])
 
 
 @cache
