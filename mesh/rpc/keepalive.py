@@ -21,6 +21,8 @@ def _options(after_ms: int, within_ms: int) -> tuple[tuple[str, int], ...]:
 # Between services: a peer that is cut off is given up after 5 to 7 s. Until then its streams wait.
 KEEPALIVE = _options(after_ms=2_000, within_ms=3_000)
 # For a gateway's clients: their networks may fail for longer, and not every client can resume a broken stream.
-CLIENTS_KEEPALIVE = _options(after_ms=10_000, within_ms=5_000)
+# A connection that has had no call for five minutes is closed, so that those that clients forgot take no places of
+# others; a client connects again at its next call.
+CLIENTS_KEEPALIVE = (*_options(after_ms=10_000, within_ms=5_000), ("grpc.max_connection_idle_ms", 300_000))
 # A server closes the connection of a peer that pings more often than this.
 SHORTEST_PING_INTERVAL_MS = 1_000

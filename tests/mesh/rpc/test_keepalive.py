@@ -1,4 +1,6 @@
-"""A peer that is connected and answers nothing, as a stopped process: either end gives it up. Times are a quarter."""
+"""A peer that is connected and answers nothing, as a stopped process: either end gives it up. Times are a quarter.
+A client that asks for nothing is given up too.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,7 +12,7 @@ import pytest
 from mesh.config import ServerConfig
 from mesh.rpc import channel, server
 from mesh.rpc.channel import Channels
-from mesh.rpc.keepalive import KEEPALIVE
+from mesh.rpc.keepalive import CLIENTS_KEEPALIVE, KEEPALIVE
 from mesh.rpc.server import MeshServer
 from tests.support.pausing_proxy import proxy_to
 from tests.support.raw_service import raw_method, raw_registration
@@ -68,3 +70,21 @@ async def test_a_server_gives_up_a_client_that_has_stopped(monkeypatch: pytest.M
         proxy.pause()
         await asyncio.wait_for(handler.cancelled.wait(), PATIENCE_SECONDS)
         call.cancel()
+
+
+async def test_a_forgotten_connection_makes_place_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    quicker = tuple((key, 500 if key.endswith("idle_ms") else value) for key, value in CLIENTS_KEEPALIVE)
+    monkeypatch.setattr(server, "CLIENTS_KEEPALIVE", quicker)
+
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    registration = raw_registration(unary_unary=echo)
+    async with (
+        MeshServer(ServerConfig(), "test", [registration], public=True, connections=1) as running,
+        Channels().open(running.endpoint) as forgotten,
+        Channels().open(running.endpoint) as other,
+    ):
+        assert await raw_method(forgotten, "unary_unary")(b"a", wait_for_ready=True) == b"a"
+        # It finds a place once the first is idle.
+        assert await raw_method(other, "unary_unary")(b"b", wait_for_ready=True, timeout=PATIENCE_SECONDS) == b"b"
