@@ -25,7 +25,7 @@ class Tiling:
         return min(self.rows, 64)
 
 
-# The last one is for any number of rows: a tile of it with at most 32, 48, 64 or 96 rows is computed as one of as many.
+# The last one is for any number of rows. A tile is computed as one of as many eights of rows as it has.
 TILINGS = (
     Tiling(16, 4, 1),
     Tiling(24, 4, 1),

@@ -16,8 +16,9 @@
 // every shape slower, by up to 20%: the cache's bandwidth is no limit. Nothing is gained either by warpgroups that wait for
 // each other so that one at a time uses the tensor cores.
 //
-// Experts that many tokens choose have more rows than a tile, most others fewer. So a tile of 128 rows copies whole boxes of 64,
-// and multiplies 32, 48, 64, 96 or 128 rows, the fewest that hold its own.
+// Experts that many tokens choose have more rows than a tile, most others fewer. So a tile multiplies only as many eights of rows as
+// it has (from 64 on as many times 32): products of padding take power, which is what limits a step. Rows are copied in whole
+// boxes, of up to 64.
 //
 // Two products in one kernel: the first one's outputs are gated, rounded to e4m3 by a static scale, and are the rows of the last
 // one. Tiles of the last product follow those of the first without a pause; only copies of rows wait for what other CTAs store
@@ -279,7 +280,7 @@ struct Product {
   __device__ __forceinline__ void make_fitting(int slot, const Tile& tile, int rows, int count, int& stage,
                                                int& phase) const {
     if constexpr (MADE > Of::LEAST) {
-      constexpr int FEWER = MADE - (MADE > 64 ? 32 : 16);
+      constexpr int FEWER = MADE - (MADE > 64 ? 32 : 8);
       if (rows <= FEWER) return make_fitting<FEWER>(slot, tile, rows, count, stage, phase);
     }
     make<MADE>(slot, tile, count, stage, phase);

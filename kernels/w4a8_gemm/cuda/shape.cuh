@@ -15,8 +15,9 @@ struct Shape {
   // A tile has this many scales of each output, each over its part of the tile's inputs.
   static constexpr int TILE_BYTES = WEIGHT_BYTES + SCALES * SCALE_BYTES;
   static constexpr int CONSUMERS = WARPGROUPS * WARPGROUP, THREADS = CONSUMERS + WARPGROUP;
-  // A tile with fewer rows may be made as one of 32, 48, 64 or 96. Rows are copied by boxes.
-  static constexpr int LEAST = WARPGROUPS == 2 ? 32 : ROWS, BOX_ROWS = ROWS > 64 ? 64 : ROWS;
+  // The fewest rows that are multiplied: a tile with fewer than ROWS is made as one of as many eights as it needs, from 64 rows on
+  // of as many times 32. Turns add up sums of whole tiles. Rows are copied by boxes.
+  static constexpr int LEAST = WARPGROUPS == 2 ? 24 : TURNS == 1 ? 8 : ROWS, BOX_ROWS = ROWS > 64 ? 64 : ROWS;
   static constexpr int X_BYTES = ROWS * GROUP_INPUTS, BOX_BYTES = BOX_ROWS * GROUP_INPUTS;
   // Rows that a warp stores together, and bytes of shared memory that it needs for that.
   static constexpr int STORED = ROWS > 64 ? ROWS / 2 : ROWS, STORED_BYTES = (STORED + 15) / 16 * 16 * 32;

@@ -30,8 +30,8 @@ def random_rows(layout: Layout, inputs: int) -> ScaledRows:
     ("group", "tiling"), [(32, NARROW), (32, TILINGS[-1]), *((128, each) for each in (NARROW, *TILINGS))], ids=str
 )
 def test_rows_are_multiplied_as_defined(group: int, tiling: Tiling, on_cpu: CudaOnCpu) -> None:
-    # A tile of 128 rows is made as one of 32, 64, 96 or 128.
-    counts = [0, 1, 40, 16] if tiling.rows < 128 else [96, 0, 160, 64]
+    # Tiles are made as ones of as many eights of rows as they have, from 64 on as many times 32.
+    counts = [0, 7, 43, 14] if tiling.rows < 128 else [39, 20, 175, 96]
     layout = MaskedLayout(torch.zeros(1, 1), torch.tensor(counts, dtype=torch.int32), 256)
     weight, x = random_experts(4, 320, 512, group, -7), random_rows(layout, 512)
     found = on_cpu.module("w4a8_gemm.warpgroups").w4a8_grouped_gemm(x, weight, layout, tiling)
