@@ -1,4 +1,8 @@
-"""The choice of the highest scores on Hopper, a cluster of CTAs a query: `cuda/choice.cu`."""
+"""The choice of the highest scores on Hopper, a cluster of CTAs a query: `cuda/choice.cu`.
+
+A captured step has room for the longest contexts, and its queries may all see little: those are left to `short_rows`,
+whose CTAs need not be together. If clusters take turns, no more CTAs of one choose than its query needs.
+"""
 
 from pathlib import Path
 
@@ -7,6 +11,7 @@ import torch
 from kernels.hopper import MOST_CLUSTERS, is_hopper, processors
 from kernels.nvrtc import load_kernel
 from kernels.structures import structure
+from kernels.top_tokens import short_rows
 
 SOURCE = Path(__file__).parent / "cuda" / "choice.cu"
 Arguments = structure(SOURCE, "Arguments")
@@ -21,6 +26,8 @@ CTAS_AT_ONCE = 2
 LONG_HELD, FEW_QUERIES = 47104, 8
 # The most scores of a CTA.
 MARKED = 65536
+# From this many queries on they are a prompt's, which see about as much as there is room for.
+OF_PROMPT = 512
 
 
 def takes(scores: torch.Tensor) -> bool:
@@ -32,14 +39,24 @@ def top_tokens(scores: torch.Tensor, seen: torch.Tensor, count: int) -> torch.Te
     (queries, width), device = scores.shape, scores.device
     out = torch.empty(queries, count, dtype=torch.int32, device=device)
     if queries:
-        arguments = Arguments(
-            scores=scores.data_ptr(), seen=seen.data_ptr(), out=out.data_ptr(), width=width, count=count
-        )
+        few = 0
+        if queries < OF_PROMPT:
+            few = short_rows.MOST
+            short_rows.choose(scores, seen, out)
         name, ctas = _form(queries, width, processors(device))
+        arguments = Arguments(
+            scores=scores.data_ptr(), seen=seen.data_ptr(), out=out.data_ptr(), width=width, count=count, few=few,
+            turns=queries * ctas > _at_once(name, device),
+        )  # fmt: skip
         kernel = load_kernel(SOURCE, name, device.index or 0)
         # Not before scores are complete: clusters that wait take 2 to 13 us longer.
         kernel.launch((queries * ctas, 1, 1), THREADS, arguments, cluster=ctas)
     return out
+
+
+def _at_once(name: str, device: torch.device) -> int:
+    """CTAs of a kernel that the device runs at once."""
+    return processors(device) * (1 if name == "choose_long" else CTAS_AT_ONCE)
 
 
 def _form(queries: int, width: int, processors: int) -> tuple[str, int]:

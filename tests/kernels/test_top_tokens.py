@@ -117,6 +117,18 @@ def test_long_rows_of_many_queries_are_held(queries: int, kind: str, device: tor
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("width", [8193, 33_024, 131_328])
+def test_rows_of_any_length_have_room_for_long_ones(width: int, device: torch.device) -> None:
+    seen = torch.tensor([1, 2047, 2048, 2049, 3500, 8191, 8192, 8193, width - 1, width] * 7, dtype=torch.int32)
+    scores = torch.randn(len(seen), width)
+    for row, tokens in zip(scores, seen, strict=True):
+        row[tokens:] = float("nan")
+    given = scores.to(device), seen.to(device), 2048
+    found = import_module("kernels.top_tokens.clusters").top_tokens(*given)
+    assert torch.equal(found, reference.top_tokens(*given))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("queries", [1, 70, 300])
 @pytest.mark.parametrize("kind", ["random", "zeros", "large"])
 def test_clusters_choose_any_number_of_any_row(queries: int, kind: str, device: torch.device) -> None:

@@ -31,6 +31,8 @@ struct Shared {
   Counts warps[WARPS], all;
   // The bin of the least chosen score, how many are in it, and how many of those are chosen.
   int bin, inside, wanted;
+  // The CTAs of the cluster that choose.
+  int ctas;
 };
 
 // The scores of one warp: the CTA's from `first` to `last`, counted in the CTA's part.
@@ -57,7 +59,7 @@ __device__ __forceinline__ void find_bin(Shared<HELD>& shared, int pass, int wan
   int low = 0, high = 0;
   // The first thread has the highest bins.
   int lowest = BINS - 2 * (threadIdx.x + 1);
-  u32 ctas = cluster_size();
+  u32 ctas = shared.ctas;
   int2 found[MOST_CTAS];
 #pragma unroll
   for (u32 rank = 0; rank < MOST_CTAS; rank++) found[rank] = rank < ctas ? there(&shared.bins[pass][lowest], rank) : make_int2(0, 0);
@@ -196,10 +198,15 @@ __device__ __forceinline__ void choose_in(Shared<HELD>& shared, const Arguments&
   wait_for_earlier();
   start_next();
   int tokens = given.seen[query], *out = given.out + query * given.count;
+  if (tokens <= given.few) return;
   if (tokens <= given.count) {
     for (int i = rank * THREADS + threadIdx.x; i < given.count; i += ctas * THREADS) out[i] = i < tokens ? i : NO_TOKEN;
     return;
   }
+  // CTAs that leave make room for other clusters; those that stay meet without them.
+  if (given.turns) ctas = min(ctas, (tokens + USUAL_HELD - 1) / USUAL_HELD);
+  if (rank >= ctas) return;
+  if (threadIdx.x == 0) shared.ctas = ctas;
   // Parts of warps are multiples of 32, but for the last.
   int of_warp = (tokens + ctas * THREADS - 1) / (ctas * THREADS) * 32, begin = rank * WARPS * of_warp;
   int own = max(min(tokens - begin, WARPS * of_warp), 0), warp = threadIdx.x / 32;

@@ -14,6 +14,10 @@ struct Arguments {
   // [queries, count]
   int* out;
   int width, count;
+  // Queries that see no more tokens are another kernel's; none are if it is 0.
+  int few;
+  // Whether clusters take turns, so that no more of their CTAs choose than have work.
+  int turns;
 };
 
 // How many scores are above the least chosen one, and equal to it.

@@ -1,7 +1,7 @@
 // The positions of a query's highest scores, exactly, by radix selection in one CTA whose threads hold all scores (sm_90).
 //
-// As `choice.cu`, for rows of up to 16 scores a thread: they stay in registers, no CTA waits for another, and what a thread reads
-// does not depend on how much its query sees. So a choice takes one read of memory, three histograms and one count.
+// As `choice.cu`, for queries that see up to 16 scores a thread: these stay in registers, and no CTA waits for another. So a choice
+// takes one read of memory, three histograms and one count. Queries that see more are left to another kernel.
 
 #include "ordered.cuh"
 
@@ -41,23 +41,23 @@ __device__ __forceinline__ void choose_held(Shared& shared, const Arguments& giv
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int i = threadIdx.x; i < PASSES * BINS / 4; i += THREADS) reinterpret_cast<uint4*>(shared.bins)[i] = make_uint4(0, 0, 0, 0);
   __syncthreads();
-  int rounds = (given.width + THREADS - 1) / THREADS, first = warp * rounds * 32 + lane;
+  // It belongs to the step's plan, which is complete before the step's first kernel of ours begins.
+  int tokens = given.seen[blockIdx.x];
+  int rounds = (tokens + THREADS - 1) / THREADS, first = warp * rounds * 32 + lane;
   const float* scores = given.scores + (long long)blockIdx.x * given.width;
   int* out = given.out + (long long)blockIdx.x * given.count;
   wait_for_earlier();
   start_next();
-  // Both reads are under way at once: what the query does not see is dropped after.
-  int tokens = given.seen[blockIdx.x];
+  if (tokens > OWN * THREADS) return;
   u32 keys[OWN];
 #pragma unroll
-  for (int i = 0; i < OWN; i++) keys[i] = i < rounds && first + 32 * i < given.width ? ordered(scores[first + 32 * i]) : 0;
+  for (int i = 0; i < OWN; i++) keys[i] = i < rounds && first + 32 * i < tokens ? ordered(scores[first + 32 * i]) : 0;
   if (tokens <= given.count) {
     for (int i = threadIdx.x; i < given.count; i += THREADS) out[i] = i < tokens ? i : NO_TOKEN;
     return;
   }
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
-    if (first + 32 * i >= tokens) keys[i] = 0;
     if (keys[i]) atomicAdd(&shared.bins[0][keys[i] >> 21], 1);
   }
   __syncthreads();

@@ -56,9 +56,22 @@ def test_the_highest_scores_are_chosen(
         held = f"USUAL_HELD = {module.HELD}, LONG_HELD = {module.LONG_HELD}"
         on_cpu.make_mistake(module.SOURCE, held, "USUAL_HELD = 700, LONG_HELD = 900")
         monkeypatch.setattr(module, "_form", lambda *_: form)
+        # Short rows are left to no other kernel.
+        monkeypatch.setattr(module, "OF_PROMPT", 0)
+        # For the second query no more CTAs choose than three, since clusters take turns.
+        monkeypatch.setattr(module, "_at_once", lambda *_: 1)
     scores = torch.randn(3, width) if kind == "random" else torch.randint(-2, 3, (3, width)).float()
     seen = torch.tensor([width, 2047, 2050 - count], dtype=torch.int32)
     # What a query does not see may be anything.
+    for row, tokens in zip(scores, seen, strict=True):
+        row[tokens:] = float("nan")
+    assert torch.equal(module.top_tokens(scores, seen, count), chosen.top_tokens(scores, seen, count))
+
+
+def test_one_cta_takes_rows_that_see_little(on_cpu: CudaOnCpu) -> None:
+    module, count = on_cpu.module("top_tokens.clusters"), 2048
+    seen = torch.tensor([8193, 8192, 2049, 2048, 5], dtype=torch.int32)
+    scores = torch.randn(len(seen), 8300)
     for row, tokens in zip(scores, seen, strict=True):
         row[tokens:] = float("nan")
     assert torch.equal(module.top_tokens(scores, seen, count), chosen.top_tokens(scores, seen, count))
