@@ -11,13 +11,17 @@ import pytest
 from engine.batch import Row, StepShape
 from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
+from engine.model.context import AbsorbedRows, ForwardContext
 from engine.parallel.config import ParallelConfig
+from engine.runner import prompt_graphs
+from engine.runner.backend import ModelBackend
 from engine.runner.spread import Division, Offer, chosen, offered
 from engine.runner.spreading import Spread, Spreading
 from kernels.sparse_prefill import Selection, select_lines
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint
+from tests.support.eager_graphs import give_prompt_graphs
 from tests.support.engines import Transcript, submit_of
 from tests.support.layouts import run_layout
 from tests.support.oracle_model import assert_greedy, load_oracle
@@ -66,6 +70,56 @@ def test_a_prompt_that_all_ranks_compute_gets_transformers_tokens(
     # With drafts the first tokens after cached blocks are computed again, and their chunk is not divided.
     assert len(divided) >= (2 if next_n else 3)
     assert {rank for rank, _ in divided} == {0} and min(tokens for _, tokens in divided) >= 20
+
+
+def test_captured_steps_divide_a_prompt_next_to_short_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first rank's prompts are divided, the second decodes, and computes what a prompt adds to cached KV."""
+    taken: list[int] = []
+    take = prompt_graphs._DecodingRows.take
+
+    def noted(rows: prompt_graphs._DecodingRows, context: ForwardContext) -> list[AbsorbedRows]:
+        left = take(rows, context)
+        if context.shared_latents is not None:
+            taken.extend(each.plan.query_tokens for each in context.absorbed[: len(context.absorbed) - len(left)])
+        return left
+
+    monkeypatch.setattr(prompt_graphs._DecodingRows, "take", noted)
+    checkpoint = tiny_checkpoint(tmp_path)
+    long, short = random_prompt(500, seed=1), random_prompt(70, seed=2)
+    prompts = {
+        0: long,
+        1: short,
+        2: [*long[:64], *random_prompt(24, seed=3)],
+        3: [*short[:64], *random_prompt(12, seed=4)],
+    }
+    submits = {
+        key: submit_of(key, prompt, 20, sampling=Sampling(top_logprobs=1), ignore_eos=True)
+        for key, prompt in prompts.items()
+    }
+
+    def config_of(parallel: ParallelConfig) -> EngineConfig:
+        return EngineConfig(
+            model_dir=checkpoint, device="cpu", parallel=parallel, max_step_tokens=96, max_requests=8, total_blocks=64,
+            threads=1,
+        )  # fmt: skip
+
+    def between_steps(engine: Engine, transcript: Transcript) -> None:
+        for key, later in ((0, 2), (1, 3)):
+            if key in transcript.token_ids and later in submits:
+                engine.submit(submits.pop(later))
+
+    def prepare(backend: ModelBackend) -> None:
+        give_prompt_graphs(backend, [16, 32, 64, 96], decoding=16)
+
+    alone = run_layout(config_of(ParallelConfig()), list(submits.values())).logprobs
+    divided = ParallelConfig(tp=1, dp=2, ep=2, context_parallel_tokens=20, context_parallel_reach=2048)
+    transcript = run_layout(config_of(divided), [submits.pop(0), submits.pop(1)], between_steps, prepare)
+    assert (transcript.cached_tokens[2], transcript.cached_tokens[3]) == (64, 64)
+    # Rows that decode were captured in such steps, and no pieces.
+    assert set(taken) == {1}
+    for key, expected in alone.items():
+        found = [each.logprob for each in transcript.logprobs[key]]
+        assert found == pytest.approx([each.logprob for each in expected], abs=1e-4)
 
 
 def test_all_ranks_compute_a_sparse_prompt_as_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
