@@ -116,8 +116,6 @@ def drafts(at: Situation) -> Choice:
     key = "drafts.next_n"
     if not at.drafts:
         return Choice(key, 0, "the checkpoint has no MTP module")
-    if at.model.indexer is not None:
-        return Choice(key, 0, "drafts of a model with indexers have not run on a GPU")
     if at.role is WorkerRole.PREFILL:
         return _affordable(at, key, 1, 0, "the prompt's KV of the draft layer makes decode workers' guesses better")
     rows = at.engine.max_requests * (1 + MOST_DRAFTS)

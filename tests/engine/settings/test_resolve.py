@@ -172,11 +172,9 @@ def test_drafts_need_a_module_and_rows_for_them() -> None:
     assert resolved(role=PREFILL).engine.drafts.next_n == 1
 
 
-def test_a_model_with_indexers_has_no_drafts_by_itself() -> None:
+def test_a_model_with_indexers_has_drafts_too() -> None:
     indexed = parse_model_config({**DEEPSEEK_V32, "num_nextn_predict_layers": 1})
-    found = resolved(engine_of(8), model=indexed)
-    assert found.engine.drafts.next_n == 0
-    assert "have not run on a GPU" in reason(found, "drafts.next_n")
+    assert resolved(engine_of(8), model=indexed).engine.drafts.next_n == "auto"
 
 
 def test_drafts_and_copies_may_take_little_of_the_kv() -> None:
