@@ -144,8 +144,6 @@ class JoinedHosts:
         if not self.ranks[rank].is_lost or number in self._lost_once:
             self._left_out.add(number)
         self._lost_once.add(number)
-        # Before their ranks are ended: they keep these.
-        self.dismiss()
 
     def begin_again(self) -> bool:
         """After ranks did not start: wait for all hosts again, except those whose ranks did not. Returns whether the

@@ -84,7 +84,7 @@ async def _all_or_none(
         yield await asyncio.gather(*starts)
         started = True
     except MeshError:
-        _tell_failed(starts, len(own), hosts)
+        _let_go(starts, len(own), hosts)
         raise
     finally:
         if not started:
@@ -99,11 +99,17 @@ def _name(rank: int, config: EngineConfig, hosts: JoinedHosts | None) -> str:
     return name if hosts is None else f"{name} (host {hosts.number_of(rank // parallel.ranks_a_host)})"
 
 
-def _tell_failed(starts: Sequence[asyncio.Task[RankClient]], own: int, hosts: JoinedHosts | None) -> None:
-    """Tell which rank of another host did not start, if it was one. own: how many of `starts` are of this host."""
+def _let_go(starts: Sequence[asyncio.Task[RankClient]], own: int, hosts: JoinedHosts | None) -> None:
+    """After a rank did not start, tell which one if it was another host's, and let all other hosts go: they can keep
+    theirs. own: how many of `starts` are of this host.
+    """
+    if hosts is None:
+        return
     failed = [rank for rank, each in enumerate(starts) if each.done() and each.exception() is not None]
-    if hosts is not None and failed and failed[0] >= own:
+    if failed and failed[0] >= own:
         hosts.not_started(failed[0] - own)
+    # Before all ranks that this host reaches are ended.
+    hosts.dismiss()
 
 
 async def _undo(starts: Sequence[asyncio.Task[RankClient]]) -> None:

@@ -11,6 +11,7 @@ from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from mesh import metrics
 from mesh.domain.workers import WorkerRole
+from mesh.errors import EngineFailed
 from mesh.rpc.channel import Channels
 from tests.support.addresses import NOWHERE
 from tests.support.engines import VOCABULARY, prompt_of
@@ -19,10 +20,11 @@ from tests.support.running_group import submit_to
 from tests.support.two_hosts import TwoHosts, first_host, join, worker_config
 from tests.support.waiting import eventually
 from worker.config import WorkerConfig
-from worker.hosts import wire
+from worker.hosts import host_ranks, wire
 from worker.hosts.comparison import own_version
 from worker.hosts.fewer import on_hosts
 from worker.hosts.first_host_link import FirstHostLink
+from worker.hosts.host_ranks import HostRanks
 from worker.hosts.joined import JoinedHosts
 from worker.ranks.group import RankGroup
 from worker.ranks.host import RankHost
@@ -83,6 +85,36 @@ async def test_a_host_whose_ranks_do_not_start_is_left_out(caplog: pytest.LogCap
         await asyncio.gather(hosts.running, return_exceptions=True)
     assert [each.name for each in hosts.group.processes] == ["rank 0 of 2 (host 0)", "rank 1 of 2 (host 2)"]
     assert hosts.transcript.token_ids[key] == oracle_tokens(prompt, 20, VOCABULARY)
+
+
+async def test_hosts_keep_their_ranks_if_another_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = worker_config(parallel=ParallelConfig(dp=3, hosts=3))
+    kept, keep = asyncio.Event(), HostRanks.keep
+
+    async def noted(ranks: HostRanks) -> None:
+        await keep(ranks)
+        kept.set()
+
+    monkeypatch.setattr(HostRanks, "keep", noted)
+    # On a busy machine it may still be at its imports.
+    monkeypatch.setattr(host_ranks, "LEAVE_SECONDS", 60.0)
+    async with first_host(config) as (servicer, server):
+        other = asyncio.create_task(join(config, server, number=2))
+        async with Channels().open(server.endpoint) as channel:
+            assert config.worker_id is not None
+            joining = wire.join(config.worker_id, 1, config.engine.model_dump_json().encode(), own_version())
+            broken = FirstHostLink(hosts_pb2_grpc.HostsServiceStub(channel), joining)
+            starting = asyncio.create_task(start(config, servicer.hosts))
+            await broken.joined()
+            await broken.ended(1, 1)
+            with pytest.raises(EngineFailed, match=r"rank 1 of 3 \(host 1\) ended with status 1 while it started"):
+                await starting
+            broken.close()
+        await eventually(lambda: kept.is_set() or other.done())
+        assert not other.done()
+        servicer.hosts.close()
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
 
 
 async def start(config: WorkerConfig, hosts: JoinedHosts) -> RankHost:
