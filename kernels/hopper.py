@@ -1,13 +1,26 @@
 """Facts about a GPU: its sizes, and whether it is a Hopper, whose instructions our CUDA sources and vendors use."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 CAPABILITY = 9
 HOPPER_SHARED_BYTES = 232_448
-# How many clusters an H200 runs at once, by the CTAs of a cluster, if a CTA fills a multiprocessor.
-MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30}
+# How many clusters an H200 runs at once, by the CTAs of a cluster, if a CTA fills a multiprocessor. From six on that is
+# counted, not measured: groups of 14 to 18 multiprocessors have room for two.
+MOST_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 6: 16, 7: 16, 8: 14}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTiling:
+    """How a product is tiled: a tile has `outputs` outputs, and a cluster of `ctas` CTAs shares its inputs."""
+
+    outputs: int
+    ctas: int
+
+    def tiles(self, outputs: int) -> int:
+        return -(-outputs // self.outputs)
 
 
 @cache

@@ -1,7 +1,6 @@
 """Our block-scaled linear layer for few rows on Hopper. Its time is that of reading the weight: `cuda/few_rows.cu`."""
 
 import ctypes
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 
 from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.operands import BLOCK, BlockScaled
-from kernels.hopper import MOST_CLUSTERS, is_hopper
+from kernels.hopper import MOST_CLUSTERS, ClusterTiling, is_hopper
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
 
@@ -21,17 +20,6 @@ ROWS = (16, 32, 64, 96)
 THREADS = {64: 640, 112: 640, 128: 640, 192: 512}
 # Units of 128 inputs that a CTA has room for, as in the source.
 MOST_UNITS = 80
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterTiling:
-    """How a product is tiled: a tile has `outputs` outputs, and a cluster of `ctas` CTAs shares its inputs."""
-
-    outputs: int
-    ctas: int
-
-    def tiles(self, outputs: int) -> int:
-        return -(-outputs // self.outputs)
 
 
 # A tiling whose CTAs need not run at once: for weights of more tiles than an H200 has room for, and while

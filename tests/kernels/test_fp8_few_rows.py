@@ -7,8 +7,8 @@ from bench.kernels.deepseek_r1 import EXPERT_LAYERS, LINEAR_LAYERS
 from bench.kernels.inputs import random_weight
 from kernels.act_quant import quantize
 from kernels.fp8_gemm import few_rows, reference
-from kernels.fp8_gemm.few_rows import ALONE, MOST_UNITS, SHARING, TILINGS, ClusterTiling, choose_tiling
-from kernels.hopper import MOST_CLUSTERS
+from kernels.fp8_gemm.few_rows import ALONE, MOST_UNITS, SHARING, TILINGS, choose_tiling
+from kernels.hopper import MOST_CLUSTERS, ClusterTiling
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 
