@@ -70,15 +70,17 @@ def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:
     contiguous. No tokens give none.
     """
     _check(attended.latents, weight)
-    if attended.latents.is_cuda and are_few(attended.latents):
+    if attended.latents.is_cuda:
         # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
         from kernels.linear import few_rows
-        from kernels.mla_projections import pieces
+        from kernels.mla_projections import few_tokens, pieces
 
-        if pieces.takes(attended, weight):
+        if are_few(attended.latents) and pieces.takes(attended, weight):
             return pieces.expand_pieces(attended, weight)
         if few_rows.takes(attended.latents, weight.transpose(1, 2)):
             return few_rows.multiply_groups(attended.joined(), weight.transpose(1, 2))
+        if few_tokens.takes_plain_values(attended.latents, weight):
+            return few_tokens.expand_values(attended.joined(), weight)
     return reference.expand_values(attended.joined(), weight)
 
 

@@ -23,6 +23,8 @@ TOKENS, MANY_HEADS = (16, 32, 64, 96, 128), 128
 # Up to this many tokens it is faster than cuBLAS with the kernels that cuBLAS needs around it, with many heads and with
 # others. These, and queries of 192 channels, were not measured above.
 MOST_TOKENS, MOST_TOKENS_OF_OTHERS, MOST_TOKENS_OF_WIDE_HEADS = 192, 128, 32
+# The same of values in bfloat16, and the most tokens of a tile: so 16 or 20 heads have enough CTAs.
+MOST_TOKENS_OF_PLAIN_VALUES, MOST_TOKENS_OF_PLAIN_TILE = 64, 32
 # As in the source.
 PARTS, THREADS, LINE = 2, 256, 128
 
@@ -42,6 +44,13 @@ def takes_values(attended: torch.Tensor, weight: torch.Tensor) -> bool:
     return _is_served(attended, _are_many(attended.shape[1])) and widths and _lies_in_rows(weight.transpose(1, 2))
 
 
+def takes_plain_values(attended: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether it takes what `expand_values` is given."""
+    few = attended.shape[0] <= MOST_TOKENS_OF_PLAIN_VALUES
+    widths = weight.shape[1] == LATENT and weight.shape[2] % GROUP == 0
+    return few and widths and _is_served(attended, many=False) and _lies_in_rows(weight.transpose(1, 2))
+
+
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
     (tokens, heads, _), nope, device = query.shape, weight.shape[1], query.device
     out = query.new_empty(tokens, heads, LATENT + ROPE)
@@ -58,6 +67,17 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{nope}_{tile_tokens}", device.index or 0)
     kernel.launch((PARTS, heads, tiles), THREADS, arguments, dependent=True)
+    return out
+
+
+def expand_values(attended: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    (tokens, heads, _), device = attended.shape, attended.device
+    out = attended.new_empty(tokens, heads, weight.shape[2])
+    if tokens:
+        tile_tokens = min(choose_tiles(tokens, many=False)[0], MOST_TOKENS_OF_PLAIN_TILE)
+        arguments = expand_arguments(attended, weight, out, tile_tokens)
+        kernel = load_kernel(SOURCE, f"few_tokens_expand_values_{tile_tokens}", device.index or 0)
+        kernel.launch((heads * arguments.shares, -(-tokens // tile_tokens), 1), THREADS, arguments, dependent=True)
     return out
 
 

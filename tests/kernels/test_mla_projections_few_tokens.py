@@ -54,6 +54,20 @@ def test_latents_are_expanded_and_quantized_as_defined(tokens: int, heads: int, 
 
 @pytest.mark.gpu
 @on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("tokens", [0, 2, 16, 17, 33, few_tokens.MOST_TOKENS_OF_PLAIN_VALUES])
+@pytest.mark.parametrize(("heads", "value"), [(16, VALUE), (20, 2 * VALUE)])
+def test_latents_are_expanded_as_defined(tokens: int, heads: int, value: int) -> None:
+    attended = random(tokens, heads, LATENT)
+    weight = random(heads, NOPE + value, LATENT)[:, NOPE:].transpose(1, 2)
+    assert few_tokens.takes_plain_values(attended, weight)
+    found = few_tokens.expand_values(attended, weight)
+    assert found.shape == (tokens, heads, value) and found.dtype == torch.bfloat16
+    assert relative_error(found, reference.expand_values(attended.float(), weight.float())) < ERROR
+
+
+@pytest.mark.gpu
+@on_hopper
 def test_other_widths_and_many_tokens_are_not_taken() -> None:
     query, weight = random(4, 2, NOPE + ROPE), random(2, NOPE, LATENT)
     assert few_tokens.takes_queries(query, weight)

@@ -47,6 +47,13 @@ def test_latents_are_expanded_and_quantized(tokens: int, heads: int, on_cpu: Cud
     assert relative_error(dequantize(found)[5:], dequantize(expected)) < 0.03
 
 
+def test_latents_are_expanded(on_cpu: CudaOnCpu) -> None:
+    attended = torch.randn(50, 3, LATENT).bfloat16()
+    weight = (torch.randn(3, 2 * NOPE, LATENT) / LATENT**0.5).bfloat16().transpose(1, 2)
+    found = on_cpu.module("mla_projections.few_tokens").expand_values(attended, weight)
+    assert relative_error(found, reference.expand_values(attended.float(), weight.float())) < 5e-3
+
+
 @pytest.mark.parametrize(
     ("lengths", "query_tokens", "heads"),
     [([200, 65, 640], 1, 64), ([300, 1, 70], 1, 128), ([3, 70], 2, 20)],
