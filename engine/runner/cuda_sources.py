@@ -78,7 +78,7 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
     if model.indexer is None:
         yield f"mla_decode/{kind}_decode"
         if kind == "bf16" and model.num_attention_heads <= FEW_HEADS:
-            yield "mla_decode/few_heads"
+            yield from ("mla_decode/few_heads", "mla_decode/few_heads_parts")
     else:
         yield from (f"mla_selected/{kind}_selected", "index_keys/rows", "index_scores/scores")
         yield from ("index_scores/prompt_scores", "top_tokens/choice", "top_tokens/short_rows")

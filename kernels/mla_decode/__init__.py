@@ -13,7 +13,8 @@ from kernels.mla_decode.plan import DecodePlan, plan_decode
 
 __all__ = ["FEW_HEADS", "Attended", "DecodePlan", "mla_decode", "plan_decode"]
 
-# The most heads for which `few_heads` attends to one token: GLM-4.7-Flash's, the most for which it was measured.
+# The most heads for which kernels with heads as the narrow side attend: GLM-4.7-Flash's, the most for which they were
+# measured.
 FEW_HEADS = 20
 
 
@@ -41,11 +42,13 @@ def _on_device(
     query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, value_width: int, scale: float, kv_scale: float
 ) -> Attended:
     # Imported here: a machine without a GPU may lack Triton and CUDA's bindings.
-    from kernels.mla_decode import bf16, few_heads, fp8, triton
+    from kernels.mla_decode import bf16, few_heads, few_heads_parts, fp8, triton
     from kernels.mla_decode.parts import HEADS
 
     if few_heads.takes(query, pool, plan, value_width):
         return few_heads.attend(query, pool, plan, scale)
+    if few_heads_parts.takes(query, pool, plan, value_width):
+        return few_heads_parts.attend(query, pool, plan, scale)
     packaged = flash_mla.takes(query, pool, value_width)
     # Measured: flash_mla is faster with 16 heads, ours with 128, where it reads every latent once for two row tiles.
     if bf16.takes(query, pool, value_width) and (query.shape[1] >= 2 * HEADS or not packaged):

@@ -12,6 +12,7 @@ from tests.support.hopper import on_hopper
 from tests.support.latents import scattered_contexts
 
 few_heads = pytest.importorskip("kernels.mla_decode.few_heads")
+few_heads_parts = pytest.importorskip("kernels.mla_decode.few_heads_parts")
 
 LATENT, WIDTH, NOPE, ROPE, SCALE = 512, 576, 128, 64, 0.05
 REPLAYS = 100
@@ -28,6 +29,19 @@ def test_one_token_attends_to_its_context(length: int, heads: int) -> None:
     found = few_heads.attend(query, pool, plan, SCALE).joined()
     expected = reference.mla_decode(query.float(), pool.float(), plan, LATENT, SCALE, 1.0)
     assert relative_error(found, expected) < 0.01
+
+
+@pytest.mark.parametrize("lengths", [[3500] * 16, [1, 64, 65, 3500, 20000], [700] * 200, [5] * 7, [90000]], ids=len)
+@pytest.mark.parametrize("heads", [3, 16, 20])
+def test_each_request_attends_to_its_context(lengths: list[int], heads: int) -> None:
+    stored = scattered_contexts(lengths, WIDTH)
+    pool, query = stored.pool.cuda().bfloat16(), random_bfloat16(len(lengths), heads, WIDTH)
+    plan = plan_decode(stored.block_table.cuda(), stored.lengths.cuda())
+    assert few_heads_parts.takes(query, pool, plan, LATENT)
+    expected = reference.mla_decode(query.float(), pool.float(), plan, LATENT, SCALE, 1.0)
+    for _ in range(2):
+        found = few_heads_parts.attend(query, pool, plan, SCALE).joined()
+        assert relative_error(found, expected) < 0.01
 
 
 def test_its_captured_pieces_see_the_latest_latent() -> None:

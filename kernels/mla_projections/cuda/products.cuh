@@ -1,4 +1,4 @@
-// bf16 products of 64 outputs by 16, 32, 64, 96 or 128 tokens over 16 inputs, both operands in shared memory.
+// bf16 products of 64 outputs by 16, 24, 32, 64, 96 or 128 tokens over 16 inputs, both operands in shared memory.
 
 #pragma once
 
@@ -28,6 +28,7 @@ struct Product {
   }
 
 MULTIPLY(16, 8, 8, 9, 10, 11)
+MULTIPLY(24, 12, 12, 13, 14, 15)
 MULTIPLY(32, 16, 16, 17, 18, 19)
 MULTIPLY(64, 32, 32, 33, 34, 35)
 MULTIPLY(96, 48, 48, 49, 50, 51)

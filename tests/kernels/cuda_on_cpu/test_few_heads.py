@@ -23,3 +23,13 @@ def test_one_token_attends_to_its_context(length: int, heads: int, on_cpu: CudaO
     found = on_cpu.module("mla_projections.pieces").expand_pieces(attended, weight)
     assert relative_error(found, expand_values(expected, weight.float())) < 0.01
     assert relative_error(attended.joined(), expected) < 0.01
+
+
+# Requests that several parts share, several requests of a part, and one token of context.
+@pytest.mark.parametrize(("lengths", "heads"), [([1, 64, 65, 700, 3], 16), ([900, 130, 640, 1], 20)], ids=str)
+def test_each_request_attends_to_its_context(lengths: list[int], heads: int, on_cpu: CudaOnCpu) -> None:
+    stored = scattered_contexts(lengths, WIDTH)
+    query, plan = torch.randn(len(lengths), heads, WIDTH).bfloat16(), plan_decode(stored.block_table, stored.lengths, 1)
+    expected = reference.mla_decode(query.float(), stored.pool.float(), plan, LATENT, SCALE, 1.0)
+    found = on_cpu.module("mla_decode.few_heads_parts").attend(query, stored.pool.bfloat16(), plan, SCALE).joined()
+    assert relative_error(found, expected) < 0.01
