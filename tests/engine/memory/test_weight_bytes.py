@@ -1,6 +1,7 @@
 """The reckoned sizes of weights are those of the model's own tensors."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from engine.parallel.layout import Layout, Place
 from engine.weights.loading import make_allocator
 from engine.weights.sizes import sizes_of
 from mesh.errors import ConfigError
+from tests.support.combinations import crossed
 from tests.support.packed import CONFIGS
 
 LAYOUTS = {
@@ -32,21 +34,27 @@ def shape(name: str, experts: str, drafts: int = 0) -> ModelConfig:
     return replace(config, draft_layers=drafts)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("weights", ["quantized", "dequantized"])
-@pytest.mark.parametrize("experts", ["fp8", "w4a8", "nvfp4", "bf16"])
-@pytest.mark.parametrize("name", ["r1", "moonlight", "glm-flash", "v32", "glm-5"])
-def test_reckoned_weights_are_those_of_the_model(name: str, experts: str, weights: KeptWeights, layout: Layout) -> None:
+@crossed(
+    name__experts__weights=list(
+        product(
+            ["r1", "moonlight", "glm-flash", "v32", "glm-5"],
+            ["fp8", "w4a8", "nvfp4", "bf16"],
+            ["quantized", "dequantized"],
+        )
+    ),
+    layout=list(LAYOUTS),
+)
+def test_reckoned_weights_are_those_of_the_model(name: str, experts: str, weights: KeptWeights, layout: str) -> None:
     config = shape(name, experts, drafts=1)
-    exchange = Alone(Place(layout))
+    exchange = Alone(Place(LAYOUTS[layout]))
     try:
         allocate = make_allocator(config, torch.bfloat16, torch.device("meta"), weights, exchange)
     except ConfigError as error:
         with pytest.raises(ConfigError) as reckoned:
-            weight_bytes(config, layout, weights)
+            weight_bytes(config, LAYOUTS[layout], weights)
         assert reckoned.value.message == error.message
         return
-    counted, found = sizes_of(config, allocate), weight_bytes(config, layout, weights)
+    counted, found = sizes_of(config, allocate), weight_bytes(config, LAYOUTS[layout], weights)
     assert (found.total, found.layer_experts) == (counted.weights, counted.layer_experts)
 
 
