@@ -1,6 +1,7 @@
 """Compiles a CUDA source for the CPU with g++, and keeps what it has made for the same text."""
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -54,8 +55,11 @@ def _precompiled_model(folder: Path) -> Path:
     """A folder with the model's headers, parsed: to read them takes half of a small source's time."""
     made = folder / f"model-{_key(_model())}"
     made.mkdir(exist_ok=True)
-    if not (made / "launch.h.gch").exists():
-        _write(made / "launch.h.gch", ["-x", "c++-header", str(HERE / "launch.h")])
+    # All processes of a run need it at once, and it takes as long as a source.
+    with (made / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / "launch.h.gch").exists():
+            _write(made / "launch.h.gch", ["-x", "c++-header", str(HERE / "launch.h")])
     return made
 
 
