@@ -64,10 +64,6 @@ class Mirror:
         while self.more or not wanted <= self.everywhere():
             self.apply(await anext(call))
 
-    async def follow_until(self, call: AsyncIterator[kv_events_pb2.SubscribeResponse], sequence: int) -> None:
-        while self.more or self.sequence < sequence:
-            self.apply(await anext(call))
-
 
 @asynccontextmanager
 async def served_events(host: RankHost, servicer: KvEventsServicer) -> AsyncIterator[str]:
