@@ -3,6 +3,7 @@
 import atexit
 import gc
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,9 @@ os.environ["XDG_CACHE_HOME"] = str(run_directory())
 
 # A command that a test gives no address must not find a mesh that happens to run on this machine.
 os.environ["DEEPMESH_GATEWAY"] = os.environ["DEEPMESH_SCHEDULER"] = NOWHERE
+
+# The marks of all tests of a module.
+_WHOLE_CHECK = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.check\(", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,16 +117,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Quick tests import no torch. A check imports only modules that have its mark: to import them all takes longer
-    than most checks.
+    than most checks. `make test` imports none that is a check as a whole.
     """
     if collection_path.suffix != ".py":
         return None
     if config.getoption("--quick"):
         return not is_quick(collection_path) or None
-    wanted = config.getoption("--check")
-    if wanted is None:
-        return None
-    return f'check("{wanted}")' not in collection_path.read_text(encoding="utf-8") or None
+    wanted, text = config.getoption("--check"), collection_path.read_text(encoding="utf-8")
+    return (_WHOLE_CHECK.search(text) is not None if wanted is None else f'check("{wanted}")' not in text) or None
 
 
 @pytest.hookimpl(tryfirst=True)
