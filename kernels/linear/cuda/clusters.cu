@@ -7,6 +7,7 @@
 // the others send to its shared memory.
 
 #include "../../cuda/cluster.cuh"
+#include "products.cuh"
 
 constexpr int GROUP_OUTPUTS = 64, GROUP_THREADS = 128;
 // A unit is 128 bytes (64 elements) of as many rows as there are outputs or tokens, swizzled.
@@ -47,19 +48,6 @@ struct Shared {
   // For each stage: its unit has arrived; its products are done. Last: all pieces that this CTA adds up have arrived.
   u64 full[Of::STAGES], multiplied[Of::STAGES], summed;
 };
-
-// 64 outputs by ROWS tokens over 16 inputs. A thread's element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i and output
-// warp % 4 * 16 + h * 8 + lane / 4.
-#define MULTIPLY(ROWS, SUMS, WEIGHT, X, ADD)                                                                   \
-  __device__ __forceinline__ void multiply_step(float(&sum)[ROWS / 2], u64 weight, u64 x, int add) {           \
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #ADD ", 0;\n"                                          \
-                 "wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.bf16.bf16 {" NAMES_##SUMS "}, %" #WEIGHT   \
-                 ", %" #X ", p, 1, 1, 0, 0;\n}"                                                                \
-                 : BIND_##SUMS(sum, 0) : "l"(weight), "l"(x), "r"(add));                                       \
-  }
-MULTIPLY(16, 8, 8, 9, 10)
-MULTIPLY(32, 16, 16, 17, 18)
-MULTIPLY(64, 32, 32, 33, 34)
 
 template <int ROWS, int OUTPUTS>
 struct Product {

@@ -9,7 +9,7 @@
 // A CTA fills a multiprocessor. With room for two of half the size, the next call's weights arrived together with this call's
 // activations and delayed them (6.5 us for 5.7). Copying activations to all CTAs of a cluster at once gained nothing.
 
-#include "../../cuda/hopper.cuh"
+#include "products.cuh"
 
 constexpr int OUTPUTS = 64, INPUTS = 1024;
 constexpr int GROUPS = 2, GROUP_THREADS = 128, THREADS = GROUPS * GROUP_THREADS;
@@ -31,21 +31,6 @@ struct Shared {
   u8 hidden[GROUPS][BOXES_OF_GROUP][TOKENS * LINE];
   u64 full[GROUPS][BOXES_OF_GROUP];
 };
-
-// 64 outputs by TOKENS tokens over 16 inputs. A thread's element j * 4 + h * 2 + i is token j * 8 + lane % 4 * 2 + i and output
-// warp % 4 * 16 + h * 8 + lane / 4.
-#define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define BIND_24(d, at) BIND_16(d, at), BIND_8(d, at + 16)
-#define MULTIPLY(TOKENS, NAMES, BIND, WEIGHT, HIDDEN, ADD)                                                        \
-  __device__ __forceinline__ void multiply_step(float(&sum)[TOKENS / 2], u64 weight, u64 hidden, int add) {       \
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n"                                               \
-                 "wgmma.mma_async.sync.aligned.m64n" #TOKENS "k16.f32.bf16.bf16 {" NAMES "}, " WEIGHT ", " HIDDEN \
-                 ", p, 1, 1, 0, 0;\n}"                                                                            \
-                 : BIND(sum, 0) : "l"(weight), "l"(hidden), "r"(add));                                            \
-  }
-MULTIPLY(16, NAMES_8, BIND_8, "%8", "%9", "%10")
-MULTIPLY(32, NAMES_16, BIND_16, "%16", "%17", "%18")
-MULTIPLY(48, NAMES_24, BIND_24, "%24", "%25", "%26")
 
 template <int TOKENS>
 struct Product {
