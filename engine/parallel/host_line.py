@@ -21,16 +21,24 @@ class HostLine:
     """One host's end. All exchange a record at a time; a thread reads what others send meanwhile."""
 
     def __init__(
-        self, connection: socket.socket, host: int, hosts: int, arrived: Callable[[], None], limit_seconds: float
+        self,
+        connection: socket.socket,
+        host: int,
+        hosts: int,
+        arrived: Callable[[], None],
+        over: Callable[[], None],
+        limit_seconds: float,
     ) -> None:
         """connection: a stream that takes what this host writes to all others, and brings what they write.
 
-        arrived: called in the thread when a record has arrived, or the end; limit_seconds: of each wait for the others.
+        arrived: called in the thread when a record has arrived, or the end; over: called before that at the end;
+        limit_seconds: of each wait for the others.
         """
         connection.setblocking(True)
         self._connection = connection
         self._host = host
         self._arrived = arrived
+        self._over = over
         self._limit_seconds = limit_seconds
         # The records of each other host, in order; no host is more than one record ahead of another.
         self._records: dict[int, deque[bytes]] = {other: deque() for other in range(hosts) if other != host}
@@ -92,6 +100,7 @@ class HostLine:
                     self._records[host].append(record)
                     self._changed.notify()
                 self._arrived()
+        self._over()
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -107,7 +107,11 @@ class Peers:
         if hosts > 1 and place.rank == 0:
             assert descriptors.line is not None
             connection = socket.socket(fileno=os.dup(descriptors.line))
-            self.line = HostLine(connection, self.in_worker.host, hosts, self.wakeup.set, limit_seconds)
+            # The host's other ranks hear of a lost host too: while this one waits for one of them, that may wait for a
+            # rank of the lost host.
+            self.line = HostLine(
+                connection, self.in_worker.host, hosts, self.wakeup.set, self._memory.give_up, limit_seconds
+            )
 
     @property
     def broken(self) -> bool:
@@ -120,7 +124,7 @@ class Peers:
 
     def give_up(self) -> None:
         """Tell the ranks of this host that this one's device goes on without what it waits for. Any thread may call
-        it, before the device does so.
+        it, before the device does so. The end of the line tells them too.
         """
         self._memory.give_up()
 

@@ -13,13 +13,13 @@ from mesh.errors import RankLost
 def line_over(connection: socket.socket, arrived: threading.Event | None = None) -> HostLine:
     """The first of two hosts. The connection stays open, as a rank's does."""
     ours = socket.socket(fileno=os.dup(connection.fileno()))
-    return HostLine(ours, 0, 2, (arrived or threading.Event()).set, 20.0)
+    return HostLine(ours, 0, 2, (arrived or threading.Event()).set, lambda: None, 20.0)
 
 
 def test_a_broken_line_fails_once_its_records_are_read() -> None:
     ours, theirs = socket.socketpair()
-    others, arrived = HostLine(theirs, 1, 2, lambda: None, 20.0), threading.Event()
-    line = HostLine(ours, 0, 2, arrived.set, 20.0)
+    others, arrived = HostLine(theirs, 1, 2, lambda: None, lambda: None, 20.0), threading.Event()
+    line = HostLine(ours, 0, 2, arrived.set, lambda: None, 20.0)
     sending = threading.Thread(target=others.exchange, args=(b"theirs",))
     sending.start()
     assert arrived.wait(20) and line.due
@@ -33,7 +33,7 @@ def test_a_broken_line_fails_once_its_records_are_read() -> None:
 def test_an_error_names_the_host_that_does_not_answer() -> None:
     ours, theirs = socket.socketpair()
     with theirs, pytest.raises(RankLost, match=r"host 1 has not answered for 0.2 s"):
-        HostLine(ours, 0, 2, lambda: None, 0.2).exchange(b"ours")
+        HostLine(ours, 0, 2, lambda: None, lambda: None, 0.2).exchange(b"ours")
 
 
 def test_a_rank_wakes_when_its_service_ends_the_line() -> None:
