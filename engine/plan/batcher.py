@@ -144,6 +144,8 @@ def _chunks(
     divided, alone = bounds.divided_tokens, budget if bounds.most_alone is None else bounds.most_alone
     for _, request, left, again in work:
         tokens = min(budget, left)
+        if divided is not None and tokens >= divided:
+            tokens = _equal_part(left, tokens, max(divided, again))
         is_long = bounds.long_tokens is not None and request.progress.computed_at_most + left >= bounds.long_tokens
         if is_long and not turn:
             tokens = 0
@@ -156,6 +158,14 @@ def _chunks(
             budget -= tokens
             alone = max(alone - tokens, 0)
     return chunks
+
+
+def _equal_part(tokens: int, most: int, fewest: int) -> int:
+    """How many tokens the first of a prompt's chunks has if they are equal and as few as can be; `most` if that would
+    be below `fewest`. Ranks divide no chunk below it, so such a rest would take one of them a step as long as others.
+    """
+    part = -(-tokens // -(-tokens // most))
+    return part if part >= fewest else most
 
 
 class _Budget:

@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 
 from engine.plan.batcher import MOST_PASSED_OVER
@@ -207,13 +208,24 @@ def test_a_chunk_that_ranks_divide_may_be_larger() -> None:
     limits = PromptLimits(divided_tokens=100, most_tokens=120, most_alone=30)
     decoding = [running(0, 11, 10, [0])]
     divided = plan(decoding, [running(1, 500, 0, range(1, 9))], prompt_limits=limits)
-    assert chunks_of(divided) == [(1, 120)]
+    assert chunks_of(divided) == [(1, 100)]
     # The rest of such a prompt, and shorter prompts, are computed alone.
     rest, short = running(1, 500, 440, range(1, 9)), running(2, 50, 0, [9])
     assert chunks_of(plan(decoding, [rest], prompt_limits=limits)) == [(1, 30)]
     assert chunks_of(plan(decoding, [short], [candidate(3, 20)], prompt_limits=limits)) == [(2, 30)]
     # Without requests that decode nothing is bounded.
     assert chunks_of(plan([], [rest], prompt_limits=limits)) == [(1, 60)]
+
+
+@pytest.mark.parametrize(
+    ("left", "chunk"),
+    [(500, 100), (480, 120), (361, 120), (300, 100), (230, 115), (199, 100), (195, 120), (120, 120), (110, 110)],
+)
+def test_a_prompt_is_divided_into_equal_chunks(left: int, chunk: int) -> None:
+    """None of them is a rest that ranks would not divide, unless the bound leaves no choice."""
+    limits = PromptLimits(divided_tokens=100, most_tokens=120)
+    step = plan([running(0, 11, 10, [0])], [running(1, left, 0, range(1, 9))], prompt_limits=limits)
+    assert chunks_of(step) == [(1, chunk)]
 
 
 def test_long_prompts_wait_for_their_turn_short_ones_never() -> None:
