@@ -169,10 +169,9 @@ class EngineConfig(Config):
     """Tokens computed in one step: one of each running request first, then chunks of prompts."""
     mixed_step_ms: Annotated[float, Field(gt=0)] | Literal["auto"] | None = "auto"
     """While requests decode, a step takes only as many tokens of prompts as let it end in about this many milliseconds,
-    judged by earlier steps, but at least 16. "auto" is 2.2 times what steps without prompts take, and more while many
-    prompts wait, if one rank captures steps of 4,096 tokens (prompt_graph_tokens) and prompt_share is null: it takes
-    half of these tokens at least, and for prompts that wait no more than these. Else "auto" sets no bound, as null
-    does: steps take all that fit into max_step_tokens.
+    judged by earlier steps, but at least 16. "auto" is 2.1 times what steps without prompts take, and more while many
+    prompts wait, where steps with prompts are captured (prompt_graph_tokens; one rank: of 4,096 tokens), with tp 1 and
+    without a prompt_share. Else "auto" sets no bound, as null does: steps take all that fit into max_step_tokens.
     """
     prompt_share: float | None = Field(default=None, gt=0, lt=1)
     """The largest share of the time that prompts may take from requests that decode: with 0.33 a token takes 1.5 times
@@ -243,9 +242,8 @@ class EngineConfig(Config):
     @property
     def bounded_step_ms(self) -> float | Literal["auto"] | None:
         """`mixed_step_ms`, with no bound for "auto" where it makes no even steps."""
-        # A step with any prompt takes several ranks so long, since they read most experts, that shorter chunks cost
-        # answers more time than they leave them even (sim/notes.md). A TP group's even steps were never measured.
-        evens = self.parallel.world == 1 and self.prompt_share is None
+        # A TP group's even steps were never measured.
+        evens = (self.parallel.tp or 1) == 1 and self.prompt_share is None
         return None if self.mixed_step_ms == "auto" and not evens else self.mixed_step_ms
 
     @property

@@ -248,7 +248,8 @@ class Engine:
         """The next step's work, empty if no request can go on before the step in flight is collected."""
         if self._wakefulness.stopping:
             return StepWork()
-        limits = self._pacing.limits(len(self._schedule.decoding), self._schedule.queued_prefill_tokens)
+        schedule = self._schedule
+        limits = self._pacing.limits(len(schedule.decoding), schedule.queued_prefill_tokens, schedule.queued_prompts)
         plan = self._schedule.plan(self.transfers.awaited, limits, self.transfers.arriving)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.

@@ -1,4 +1,4 @@
-"""Predicts, without a GPU, how well four or eight GPUs serve DeepSeek-R1, divided into workers in different ways.
+"""Predicts, without a GPU, how well two, four or eight GPUs serve DeepSeek-R1, divided into workers in different ways.
 
 `python -m bench.fleet.disaggregation` simulates the meshes that `bench.node.disaggregation` measures on real GPUs,
 with the same requests at the same times. It prints a line for each mesh and rate: which share of the requests was
@@ -194,6 +194,7 @@ def _group(given: dict[str, str], role: str, options: Options, costs: Path) -> d
             if key in engine
         },
         "captured_rows": most_rows(requests, step_tokens),
+        "captured_prompt_tokens": DEFAULTS.prompt_graph_tokens,
         "total_blocks": requests * (longest // BLOCK_TOKENS + 2),
         "max_step_tokens": step_tokens,
     }
@@ -218,7 +219,7 @@ def main() -> int:
     def option(name: str, metavar: str, meaning: str, **more: Any) -> None:
         parser.add_argument(name, metavar=metavar, help=f"{meaning} (default: %(default)s)", **more)
 
-    parser.add_argument("--gpus", type=int, choices=(4, 8), default=4, help="GPUs of the mesh (default: 4)")
+    parser.add_argument("--gpus", type=int, choices=sorted(MEASURED), default=4, help="GPUs of the mesh (default: 4)")
     option(
         "--rates",
         "RATE",

@@ -41,29 +41,25 @@ class Pacing:
         self.meter = StepMeter()
         ranks, divided_tokens = Layout.of(config.parallel).dp, config.parallel.divided_tokens
         self._alignment = Alignment(ranks, config.parallel.prompt_wait_steps)
-        # Several ranks' steps differ in their rows: how their costs jump where a step is not captured is not known.
-        captured = backend.captured_prompt_tokens if ranks == 1 else 0
         step_ms = config.bounded_step_ms
-        if step_ms == "auto" and captured < FEWEST_CAPTURED:
+        if step_ms == "auto" and backend.captured_prompt_tokens < (FEWEST_CAPTURED if ranks == 1 else 1):
             step_ms = None
         # At once each rank's prompts hold up answers for longer, and take less time if all ranks have some.
         in_turns = divided_tokens is not None and config.aim != "throughput"
         self._turns = Turns(ranks, rank) if in_turns else None
-        self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, captured)
+        self._mixed_steps = MixedSteps(step_ms, config.prompt_share, divided_tokens, backend.speed, ranks)
         self._tails = Tails(backend.captured_rows, backend.draft_layers)
         self._depth = DraftDepth(config.drafts.most, backend.step_times)
         self._divided_tokens = divided_tokens
-        # The most tokens of a request that decodes, drafts included.
-        self._row_tokens = 1 + config.drafts.most
         # The shape of the step that was agreed on last.
         self._shape = StepShape(0)
 
-    def limits(self, decoding: int, queued_tokens: int) -> PromptLimits:
-        """What prompts may take of the next step, before which this many requests decode here. queued_tokens: prompt
-        tokens that are left to compute here.
+    def limits(self, decoding: int, queued_tokens: int, prompts: int) -> PromptLimits:
+        """What prompts may take of the next step, before which this many requests decode here. queued_tokens, prompts:
+        what is left to compute here, and of how many prompts.
         """
         rows_left = self._tails.rows_left(decoding)
-        most = self._mixed_steps.most_prompt_tokens(rows_left, queued_tokens, decoding * self._row_tokens)
+        most = self._mixed_steps.most_prompt_tokens(rows_left, queued_tokens, prompts, decoding)
         return PromptLimits(
             self._alignment.opens,
             self._divided_tokens,
@@ -74,13 +70,9 @@ class Pacing:
             decodes=self._others_decode,
         )
 
-    def even_step_tokens(self, queued_tokens: int) -> int | None:
-        """The most prompt tokens of a step in which requests decode here, if this many are left; None if only
-        `max_step_tokens` bounds them, or if ranks step together: placement foretells whole prompts there.
-        """
-        if self._alignment.ranks > 1:
-            return None
-        return self._mixed_steps.most_prompt_tokens(0, queued_tokens).all or None
+    def even_step_tokens(self, queued_tokens: int, prompts: int, decoding: int) -> int | None:
+        """The most prompt tokens of a step, as for `limits`; None if only `max_step_tokens` bounds them."""
+        return self._mixed_steps.most_prompt_tokens(0, queued_tokens, prompts, decoding).all or None
 
     def depth(self, decoding: int) -> int:
         """How many tokens a step in which this many requests decode guesses after each that it draws."""
@@ -129,7 +121,7 @@ class Pacing:
         # one's end late. Without overlap the step agreed on last is this one.
         quiet = shape.decode_only and self._shape.decode_only
         self.meter.observe_step(seconds, decoding, prompts, collected.accepted_drafts, row_tokens, quiet)
-        self._mixed_steps.observe(seconds, step.chunk_tokens, shape.decodes, row_tokens, shape.tokens)
+        self._mixed_steps.observe(seconds, step.chunk_tokens, shape.decodes, row_tokens)
         if drafts is not None:
             self._depth.observe(drafts)
 

@@ -60,6 +60,11 @@ class RequestSchedule:
         return self._waiting.tokens + self._running.prompt_tokens
 
     @property
+    def queued_prompts(self) -> int:
+        """How many requests wait or have prompt tokens left to compute."""
+        return len(self._waiting) + len(self._running.prompts)
+
+    @property
     def queued_sparse_tokens(self) -> int:
         """How many of the `queued_prefill_tokens` will be attended to sparsely."""
         return self._waiting.sparse_tokens + self._running.sparse_tokens

@@ -81,7 +81,9 @@ class Report:
             sparse_prompts=meter.sparse_prompts,
             queued_sparse_tokens=schedule.queued_sparse_tokens,
             waiting_blocks=schedule.waiting_blocks,
-            even_step_tokens=self._pacing.even_step_tokens(schedule.queued_prefill_tokens),
+            even_step_tokens=self._pacing.even_step_tokens(
+                schedule.queued_prefill_tokens, schedule.queued_prompts, len(schedule.decoding)
+            ),
             host_tier=None if self._host is None else self._host.status,
         )
 

@@ -56,6 +56,15 @@ def test_each_mesh_serves_the_requests_of_the_measurement() -> None:
     assert sum(line.startswith("| ") for line in lines(found)) == 1 + len(MESHES)
 
 
+def test_ranks_answer_evenly_beside_prompts_that_they_divide() -> None:
+    options = Options((8.0,), 5.0, 3500, 300, 20, None, 96, 2)
+    whole = replace(options, settings=("decode.engine.mixed_step_ms=null",))
+    found = [predict("divided ifb", 8.0, each, Counted(tpot_ms=150.0)).summary for each in (options, whole)]
+    late = [each.itl_ms.p99 for each in found if each.itl_ms is not None]
+    assert late[0] < 0.5 * late[1]
+    assert [(each.completed, each.goodput.share) for each in found] == [(found[0].requests, 1.0)] * 2
+
+
 def test_a_setting_without_effect_is_found() -> None:
     right = ["decode.engine.parallel.prompt_wait_steps=48", "prefill.engine.max_step_tokens=2048"]
     right += ["decode.engine.mixed_step_ms=62.5", "decode.engine.prompt_share=0.33"]

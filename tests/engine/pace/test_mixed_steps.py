@@ -15,6 +15,7 @@ from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.pace.mixed_steps import (
     EVEN,
+    FEW_ANSWERS,
     FEWEST_CAPTURED,
     FEWEST_TOKENS,
     FIRST_TOKENS,
@@ -184,33 +185,6 @@ def test_even_steps_follow_what_steps_without_prompts_take(
         assert step_ms == pytest.approx(even_ms, rel=0.15) or tokens == FEWEST_TOKENS
 
 
-def launched_or_captured(tokens: int) -> float:
-    """Seconds of a step that decodes 100 requests in 12 ms and takes at least 17 if captured, and 35 if launched."""
-    return max(12 + 0.008 * tokens, 17 if 100 + tokens <= 1536 else 35) / 1000
-
-
-def test_steps_that_are_captured_are_measured_apart() -> None:
-    speed = WorkerSpeed(12.0, 8.0, PromptPace(100_000.0))
-    mixed, taken = MixedSteps("auto", speed=speed, captured_tokens=1536), []
-    for number in range(60):
-        # A step of prompts alone now and then, which no request waits for.
-        tokens = 8000 if number % 20 == 19 else mixed.most_prompt_tokens(0, decoding=100).all or 0
-        decodes = tokens < 8000
-        mixed.launched(chunks=True, decodes=decodes)
-        mixed.observe(launched_or_captured(tokens), tokens, decodes, step_tokens=tokens + 100 * decodes)
-        mixed.observe(0.012, 0)
-        taken += [tokens] * decodes
-    assert set(taken[3:]) == {1436}
-
-
-def test_a_large_step_is_launched_where_it_ends_in_time() -> None:
-    speed = WorkerSpeed(40.0, 8.0, PromptPace(100_000.0))
-    mixed = MixedSteps("auto", speed=speed, captured_tokens=1536)
-    assert converged(mixed, lambda tokens: (40 + max(0.01 * tokens, 5)) / 1000) == pytest.approx(
-        (EVEN - 1) * 4000, rel=0.02
-    )
-
-
 def test_even_steps_are_known_before_the_first() -> None:
     speed = WorkerSpeed(20.0, 8.0, PromptPace(10_000.0))
     assert MixedSteps("auto", speed=speed).most_prompt_tokens(0).all == pytest.approx((EVEN - 1) * 200, abs=1)
@@ -219,8 +193,38 @@ def test_even_steps_are_known_before_the_first() -> None:
 
 def test_steps_grow_while_many_prompts_wait() -> None:
     mixed = MixedSteps("auto", speed=WorkerSpeed(20.0, 8.0, PromptPace(10_000.0)))
-    few, many = (mixed.most_prompt_tokens(0, queued).all for queued in (1000, 100_000))
-    assert few == pytest.approx((EVEN - 1) * 200, abs=1) and many == 100_000 // MOST_STEPS
+    few, many = (mixed.most_prompt_tokens(0, queued, decoding=9).all for queued in (1000, 100_000))
+    assert few == pytest.approx((EVEN - 1) * 200, abs=1) and many == -(-100_000 // MOST_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "decoding", "even"),
+    [
+        pytest.param(1, 1, True, id="one of each"),
+        pytest.param(2, FEW_ANSWERS, False, id="few answers"),
+        pytest.param(2, FEW_ANSWERS + 1, True, id="many answers"),
+        pytest.param(5, 4 * FEW_ANSWERS, False, id="many prompts"),
+        pytest.param(1, 0, False, id="no answer here"),
+    ],
+)
+def test_few_answers_wait_for_many_prompts(prompts: int, decoding: int, even: bool) -> None:
+    mixed = MixedSteps("auto", speed=WorkerSpeed(20.0, 8.0, PromptPace(10_000.0)))
+    assert (mixed.most_prompt_tokens(0, 1000, prompts, decoding) != UNBOUNDED) == even
+
+
+def test_chunks_are_worth_what_any_chunk_adds() -> None:
+    """A chunk reads weights that the few requests which decode do not."""
+    mixed = MixedSteps("auto", speed=WorkerSpeed(6.0, 8.0, PromptPace(40_000.0)))
+    tokens = converged(mixed, lambda tokens: (6 + 13 + 0.025 * tokens) / 1000)
+    assert tokens == pytest.approx(WORTHWHILE * 13 / 0.025, rel=0.02)
+
+
+def test_chunks_are_larger_where_answers_read_the_same_weights() -> None:
+    mixed = MixedSteps("auto", speed=WorkerSpeed(10.0, 8.0, PromptPace(100_000.0)))
+    for _ in range(40):
+        mixed.observe(0.01, 0)
+    tokens = converged(mixed, lambda tokens: (10 - 5 + 0.01 * tokens) / 1000)
+    assert tokens == pytest.approx((EVEN * 10 - 5) / 0.01, rel=0.02)
 
 
 def divided_or_alone(tokens: int) -> float:
@@ -239,6 +243,13 @@ def test_chunks_that_ranks_divide_are_measured_apart() -> None:
             mixed.observe(divided_or_alone(tokens) if tokens else 0.02, tokens)
     assert most.all == pytest.approx((44 - 20 - 5) / 0.025, rel=0.05)
     assert most.alone == pytest.approx((44 - 20 - 5) / 0.1, rel=0.05)
+
+
+def test_even_chunks_that_ranks_divide_are_known_before_the_first() -> None:
+    speed = WorkerSpeed(20.0, 8.0, PromptPace(10_000.0))
+    most = MixedSteps("auto", divided_tokens=512, speed=speed, ranks=4).most_prompt_tokens(0)
+    assert most.all == pytest.approx((EVEN - 1) * 20 / 0.025, abs=1)
+    assert most.alone == pytest.approx((EVEN - 1) * 20 / 0.1, abs=1)
 
 
 def test_chunks_that_ranks_divide_are_never_smaller() -> None:
@@ -369,7 +380,7 @@ def test_a_prompt_alone_takes_whole_steps() -> None:
     ("parallel", "even"),
     [
         pytest.param({}, True, id="one rank"),
-        pytest.param({"dp": 2}, False, id="several ranks"),
+        pytest.param({"dp": 2}, True, id="several ranks"),
         pytest.param({"tp": 2}, False, id="a TP group"),
     ],
 )
@@ -380,14 +391,15 @@ def test_steps_are_even_where_prompts_allow_it(parallel: dict[str, Any], even: b
 
 
 def even_engine(captured: int = FEWEST_CAPTURED, **settings: Any) -> tuple[Engine, SleepingClock]:
-    """An engine whose prompts take LIGHT_MS a token, and whose request 0 decodes."""
+    """An engine whose prompts take LIGHT_MS a token, and whose other requests decode."""
     clock = SleepingClock()
     oracle = {"step_ms": STEP_MS, "prefill_tokens_per_second": 1000 / LIGHT_MS}
     config = oracle_config(total_blocks=400, max_step_tokens=8192, mixed_step_ms="auto", oracle=oracle, **settings)
     backend = OracleBackend(config, clock, clock.sleep)
     backend.captured_prompt_tokens = captured
     engine = Engine(config, backend, clock)
-    engine.submit(submit_of(0, prompt_of(10), 20))
+    for key in range(1 + FEW_ANSWERS):
+        engine.submit(submit_of(key, prompt_of(10, seed=key), 20))
     for _ in range(10):
         engine.step()
     return engine, clock
@@ -396,39 +408,24 @@ def even_engine(captured: int = FEWEST_CAPTURED, **settings: Any) -> tuple[Engin
 @pytest.mark.parametrize(("captured", "even"), [(FEWEST_CAPTURED, True), (FEWEST_CAPTURED - 1, False), (0, False)])
 def test_one_rank_has_even_steps_if_enough_is_captured(captured: int, even: bool) -> None:
     engine, clock = even_engine(captured)
-    engine.submit(submit_of(1, prompt_of(8000, seed=1), 2))
+    engine.submit(submit_of(9, prompt_of(8000, seed=9), 2))
     before = clock.now
     engine.step()
     step_ms = EVEN * STEP_MS if even else STEP_MS + 8000 * LIGHT_MS
     assert 1000 * (clock.now - before) == pytest.approx(step_ms, rel=0.01)
 
 
-def test_no_chunk_is_smaller_than_what_a_host_launches() -> None:
-    """A step of few tokens would take the host as long."""
-    speed = WorkerSpeed(12.0, 8.0, PromptPace(50_000.0))
-    mixed = MixedSteps("auto", speed=speed, captured_tokens=4096)
-    assert mixed.most_prompt_tokens(0, decoding=100).all == 2048
-    assert mixed.most_prompt_tokens(0, decoding=3000).all == 1096
-    # Nor is one larger than what is captured, however many prompts wait.
-    assert mixed.most_prompt_tokens(0, 12 * 3000, 100).all == 3000
-    assert mixed.most_prompt_tokens(0, 100_000, 100).all == 3996
-    # A bound that is given is kept.
-    bounded = MixedSteps(20.0, speed=speed, captured_tokens=4096)
-    assert bounded.most_prompt_tokens(0, decoding=100).all == FIRST_TOKENS
-
-
 def test_a_rank_reports_how_many_prompt_tokens_it_takes() -> None:
     reported = even_engine()[0].load().even_step_tokens
     assert reported == pytest.approx((EVEN - 1) * STEP_MS / LIGHT_MS, rel=0.1)
     assert even_engine(0)[0].load().even_step_tokens is None
-    assert even_engine(parallel=ParallelConfig(dp=2))[0].load().even_step_tokens is None
 
 
 def test_a_prompt_takes_whole_steps_once_answers_have_ended() -> None:
     (engine, _), transcript = even_engine(), Transcript()
     while engine.has_work():
         transcript.record_rest(engine.step())
-    engine.submit(submit_of(1, prompt_of(8000, seed=1), 1))
+    engine.submit(submit_of(9, prompt_of(8000, seed=9), 1))
     engine.step()
     assert engine.load().queued_prefill_tokens == 0
 

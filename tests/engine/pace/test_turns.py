@@ -99,5 +99,5 @@ def test_a_very_long_prompt_leaves_others_their_turn() -> None:
 )
 def test_ranks_take_turns_where_answers_must_not_wait(aim: str, ranks: int, long_tokens: int | None) -> None:
     config = oracle_config(aim=aim, parallel=ParallelConfig(dp=ranks))
-    limits = Pacing(config, OracleBackend(config)).limits(decoding=1, queued_tokens=4000)
+    limits = Pacing(config, OracleBackend(config)).limits(decoding=1, queued_tokens=4000, prompts=1)
     assert (limits.long_tokens, limits.turn) == (long_tokens, True)
