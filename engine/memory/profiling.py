@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from engine.batch import History, Row, shape_of
 from engine.model.context import DeviceState
-from engine.model.inputs import EXPANDED_TOKENS, build_context
+from engine.model.inputs import build_context
 from engine.model.model import Model
+from engine.model.prompt_forms import EXPANDED_TOKENS
 from engine.runner import step_parts
 from engine.runner.micro_batches import halves
 from engine.runner.sampler import Sampler

@@ -3,7 +3,7 @@
 Often only a few tokens of a prompt are left after cached KV. If the host launches their attention, launching the step
 takes the host longer than computing it takes the device, on every rank of the worker. As rows of a graph they cost the
 device no more: so few queries attend in the absorbed form either way, as decode rows do
-(`engine.model.inputs.absorbed_is_cheaper`).
+(`engine.model.prompt_forms.absorbed_is_cheaper`).
 """
 
 import msgspec

@@ -15,7 +15,7 @@ from engine.batch import Row, StepShape
 from engine.exchange.interface import RankExchange
 from engine.model.context import DeviceState, SharedLatents
 from engine.model.expert_group import ExpertGroup
-from engine.model.inputs import slots_between
+from engine.model.slots import slots_between
 from engine.parallel.layout import Group
 from engine.runner.block_copies import copy_blocks
 from engine.runner.spread import Division, Offer, chosen, offered, other_tokens

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from engine.batch import Batch, History, Row, StepShape, shape_of
 from engine.config import EngineConfig
 from engine.model.context import DeviceState
-from engine.model.inputs import EXPANDED_TOKENS
+from engine.model.prompt_forms import EXPANDED_TOKENS
 from engine.runner.sizes import step_sizes
 from engine.runner.steps import Steps
 from mesh.blocks import blocks_for

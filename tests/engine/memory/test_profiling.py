@@ -4,7 +4,7 @@ import pytest
 
 from engine.memory.profiling import ends_of_prompts
 from engine.model.expanded_attention import cut_heads
-from engine.model.inputs import EXPANDED_TOKENS
+from engine.model.prompt_forms import EXPANDED_TOKENS
 
 
 def expanded(heads: int, keys: int) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.batch import Row
-from engine.model import expanded_attention, inputs
+from engine.model import expanded_attention, prompt_forms
 from engine.model.expanded_attention import HEADS_TOGETHER, cut_heads
 from engine.model.inputs import build_context
 from engine.model.model import Model
@@ -63,7 +63,7 @@ def test_heads_that_are_cut_compute_what_all_do_together(
     model: Model, ends: list[int], together: int, quantized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = computed(model, ends, quantized=quantized)
-    monkeypatch.setattr(inputs, "EXPANDED_TOKENS", 64)
+    monkeypatch.setattr(prompt_forms, "EXPANDED_TOKENS", 64)
     monkeypatch.setattr(expanded_attention, "HEADS_TOGETHER", together)
     found = computed(model, ends, quantized=quantized)
     assert all(relative_error(one, other) < 1e-4 for one, other in zip(found, expected, strict=True))
@@ -71,7 +71,7 @@ def test_heads_that_are_cut_compute_what_all_do_together(
 
 def test_chunks_compute_what_the_whole_prompt_does(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = computed(model, [], quantized=False)
-    monkeypatch.setattr(inputs, "EXPANDED_TOKENS", 64)
+    monkeypatch.setattr(prompt_forms, "EXPANDED_TOKENS", 64)
     monkeypatch.setattr(expanded_attention, "HEADS_TOGETHER", 1)
     found = computed(model, [10, 64, 275], quantized=False)
     assert all(relative_error(one, other) < 1e-4 for one, other in zip(found, expected, strict=True))

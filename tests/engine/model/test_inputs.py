@@ -9,7 +9,8 @@ from engine.batch import Row
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.context import DeviceState, ForwardContext
 from engine.model.decode_inputs import pack_decode_rows, unpack_decode_rows
-from engine.model.inputs import absorbed_is_cheaper, build_context, decode_context
+from engine.model.inputs import build_context, decode_context
+from engine.model.prompt_forms import absorbed_is_cheaper
 from engine.model.state import make_state
 from engine.weights.loading import load_model
 from kernels.fp8_gemm import make_workspace
@@ -82,19 +83,19 @@ def test_neighbours_without_a_prefix_attend_in_one_call() -> None:
 
 def test_neighbours_with_prefixes_attend_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     # Such short contexts would be cheaper in the absorbed form.
-    monkeypatch.setattr("engine.model.inputs.absorbed_is_cheaper", lambda *_, **__: False)
+    monkeypatch.setattr("engine.model.prompt_forms.absorbed_is_cheaper", lambda *_, **__: False)
     rows = [row(70, 50, [4, 6]), row(80, 40, [1, 2]), row(0, 9, [3])]
     (joined,) = context_of(rows).expanded
     assert (joined.first, joined.stop) == (0, 99) and joined.known is not None
     assert (joined.plan.query_lengths, joined.plan.key_lengths) == ((50, 40, 9), (120, 120, 9))
     assert joined.known.tolist()[119:121] == [6 * 64 + 55, 64] and joined.known.tolist()[-1] == 3 * 64 + 8
     # No more keys are expanded at once than before.
-    monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 239)
+    monkeypatch.setattr("engine.model.prompt_forms.EXPANDED_TOKENS", 239)
     assert [(part.first, part.stop) for part in context_of(rows[:2]).expanded] == [(0, 50), (50, 90)]
 
 
 def test_rows_without_a_prefix_attend_to_nothing_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.model.inputs.absorbed_is_cheaper", lambda *_, **__: False)
+    monkeypatch.setattr("engine.model.prompt_forms.absorbed_is_cheaper", lambda *_, **__: False)
     rows = [row(0, 20, [4]), row(70, 50, [2, 6]), row(0, 9, [3])]
     state = dataclasses.replace(small_state(), kv_pool=torch.zeros(1, 10, 64, 8, dtype=torch.float8_e4m3fn))
     parts = build_context(small_config(), rows, state).expanded

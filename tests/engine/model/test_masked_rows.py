@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.batch import Row
-from engine.model import indexed_rows, inputs, state
+from engine.model import indexed_rows, inputs, prompt_forms, state
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.masked_rows import masked_is_cheaper, masked_until
 from engine.model.quantization import KeptWeights
@@ -35,7 +35,7 @@ PUBLISHED_HEADS = {
 def masks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks for all tokens up to position 100 that select, whatever they cost; tiny prompts are cheaper without."""
     monkeypatch.setattr(state, "masked_until", lambda *_: 100)
-    monkeypatch.setattr(inputs, "masked_is_cheaper", lambda *_, **__: True)
+    monkeypatch.setattr(prompt_forms, "masked_is_cheaper", lambda *_, **__: True)
 
 
 def published() -> ModelConfig:

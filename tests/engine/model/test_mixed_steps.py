@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.batch import Row
-from engine.model import inputs
+from engine.model import prompt_forms
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.model.state import make_state
@@ -80,7 +80,7 @@ def test_a_mixed_step_computes_every_row_as_alone(
 ) -> None:
     make_checkpoint(tmp_path, "tiny", dtype="float8", overrides=dict(widths))
     model = load_model(tmp_path, torch.bfloat16, torch.device(device), "quantized")
-    monkeypatch.setattr(inputs, "EXPANDED_TOKENS", 128)
+    monkeypatch.setattr(prompt_forms, "EXPANDED_TOKENS", 128)
     tokens = random_prompt(200)
     rows = [
         Row(tokens[start:stop], start, range(4 * index, 4 * index + 4), GREEDY, drafts=drafts)

@@ -49,6 +49,6 @@ def test_kv_of_a_prompt_is_near_the_exact_one(backend: ModelBackend, exact: torc
 def test_a_long_prompt_is_attended_to_head_by_head(
     backend: ModelBackend, exact: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 192)
+    monkeypatch.setattr("engine.model.prompt_forms.EXPANDED_TOKENS", 192)
     monkeypatch.setattr("engine.model.expanded_attention.HEADS_TOGETHER", 1)
     assert 1e-4 < difference(kv_of(backend, 250)[1:], exact[1:]) < 0.15

@@ -150,7 +150,7 @@ def test_attention_that_leaves_nothing_out_is_exact(
     """Heads are computed in several parts, and chunks begin and end anywhere."""
     keep_everything(monkeypatch)
     monkeypatch.setattr("engine.model.expanded_attention.HEADS_TOGETHER", 1)
-    monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 192)
+    monkeypatch.setattr("engine.model.prompt_forms.EXPANDED_TOKENS", 192)
     assert_nothing_is_left_out(worker, chunk)
 
 
@@ -169,7 +169,7 @@ def test_sparse_attention_that_keeps_all_keys_is_exact(checkpoint: Path, monkeyp
 
 def test_quantized_outputs_equal_those_of_measured_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal to the last bit in three layers, for an FP8 checkpoint computed in bfloat16 with heads in two parts."""
-    monkeypatch.setattr("engine.model.inputs.EXPANDED_TOKENS", 512)
+    monkeypatch.setattr("engine.model.prompt_forms.EXPANDED_TOKENS", 512)
     checkpoint = tiny_checkpoint(tmp_path, dtype="float8", num_attention_heads=16, **WIDE)
     worker = Worker(checkpoint, dtype="bfloat16", weights="quantized", kv_dtype="float8_e4m3fn")
     found, blocks = worker.run((PROMPT, SPARSE)), worker.blocks(PROMPT, SPARSE)

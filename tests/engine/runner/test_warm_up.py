@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from engine.batch import Batch, Row, StepShape, execute, shape_of
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.model.config import read_model_config
-from engine.model.inputs import absorbed_is_cheaper
+from engine.model.prompt_forms import absorbed_is_cheaper
 from engine.runner.backend import ModelBackend
 from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.steps import Steps
