@@ -71,9 +71,12 @@ async def test_a_prefix_that_decode_holds_and_one_in_prefills_pool(pair: RankPai
     prompt, first, second = prompt_of(2000, seed=1), 10_001, 10_002
     pair.submit(submit_of(first, prompt[:700], 5, remote_prefill=True))
     await ended(pair, [first])
+    # A push's end may be told after the answer's.
+    await assert_at_rest(pair)
     moved = sum(push.size_bytes for push in pair.pushes)
     pair.submit(submit_of(second, prompt, 70, remote_prefill=True))
     await ended(pair, [second])
+    await assert_at_rest(pair)
     assert pair.transcript.token_ids[second] == oracle_tokens(prompt, 70, VOCABULARY)
     assert pair.transcript.cached_tokens[second] == 640
     assert sum(push.size_bytes for push in pair.pushes) - moved == (32 - 10) * 512
