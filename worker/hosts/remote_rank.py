@@ -35,6 +35,8 @@ class RemoteRank:
 
     def shows_progress_by(self, pulse: Pulse) -> None:
         self._pulse = pulse
+        # A host that has joined says nothing until the worker has formed, which may take minutes.
+        self._heard_at = self._clock()
 
     def kill(self) -> None:
         """Does nothing if its host is silent: once that speaks again it would read of this first, and end a rank that
