@@ -95,11 +95,14 @@ def join_context(
     )
 
 
-def decode_context(rows: DecodeRows, state: DeviceState) -> ForwardContext:
-    """The context of rows that decode and all want logits. Made of tensors alone, so a graph can capture it."""
+def decode_context(rows: DecodeRows, state: DeviceState, step_tokens: int | None = None) -> ForwardContext:
+    """The context of rows that decode and all want logits. Made of tensors alone, so a graph can capture it.
+
+    step_tokens: of the step that the rows are a part of; None if they are all of it.
+    """
     token_ids, rotations, slots, real, lengths = rows.placed(state)
     tokens = rows.rows * rows.row_tokens
-    forms = [_decode_form(rows, lengths, 0, tokens, state)]
+    forms = [_decode_form(rows, lengths, 0, tokens, state, step_tokens)]
     return ForwardContext(
         token_ids=token_ids,
         rotations=rotations,
@@ -124,12 +127,17 @@ def _decode_group(rows: Sequence[Row], blocks: int, state: DeviceState) -> Decod
 
 
 def _decode_form(
-    rows: DecodeRows, lengths: torch.Tensor, first: int, stop: int, state: DeviceState
+    rows: DecodeRows,
+    lengths: torch.Tensor,
+    first: int,
+    stop: int,
+    state: DeviceState,
+    step_tokens: int | None = None,
 ) -> AbsorbedRows | IndexedRows:
     """Rows attend to all tokens if none can have more than indexers select: their table is not wide enough. That does
     not depend on lengths, which a captured graph reads when it runs.
     """
-    plan = plan_decode(rows.block_table, lengths, rows.row_tokens)
+    plan = plan_decode(rows.block_table, lengths, rows.row_tokens, step_tokens)
     if state.index_pool is None or rows.block_table.shape[1] * BLOCK_TOKENS <= state.top_k:
         return AbsorbedRows(first, stop, plan)
     return indexed_rows(first, stop, plan)

@@ -156,7 +156,8 @@ def _prompt_plan(row: Row, context: int, queries: int, state: DeviceState) -> De
     """The plan of the last `queries` of the first `context` tokens of a row's request."""
     blocks = np.array(row.block_ids[: blocks_for(context)], np.int32)
     lengths = to_device(np.array([context], np.int32), state.device)
-    return plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, queries)
+    # Other parts of the prompt may be written in the same step, and KV of other ranks' parts comes in it.
+    return plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, queries, written_tokens=context)
 
 
 def _expand_fresh(spans: Sequence[tuple[Row, int, int]], state: DeviceState) -> ExpandedRows:

@@ -33,7 +33,8 @@ def hidden_states(model: Model, parts: Sequence[ForwardContext], on_layers: OnLa
 
 def decode_parts(rows: DecodeRows, state: DeviceState, *, halves: bool) -> list[ForwardContext]:
     """`decode_context` of all rows, or of each half of two or more rows."""
-    return [decode_context(part, state) for part in (_halves(rows) if halves and rows.rows > 1 else (rows,))]
+    parts = _halves(rows) if halves and rows.rows > 1 else (rows,)
+    return [decode_context(part, state, rows.rows * rows.row_tokens) for part in parts]
 
 
 def _computed(

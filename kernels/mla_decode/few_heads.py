@@ -48,7 +48,7 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
     arguments = Arguments(
         pool_boxes=encode_rows(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS, WIDTH * 2, BLOCK_TOKENS, 128),
         query_boxes=encode_rows(query.data_ptr(), heads, WIDTH * 2, tile, 128), work=work, pool=pool.data_ptr(),
-        scale_log2=scale * math.log2(math.e),
+        scale_log2=scale * math.log2(math.e), written=plan.written_tokens,
     )  # fmt: skip
     # A kernel launched as a dependent one reads the plan before it waits, so a new plan must be complete.
     follows = plan.schedule.metadata == EVEN

@@ -39,7 +39,7 @@ def attend(query: torch.Tensor, pool: torch.Tensor, plan: DecodePlan, scale: flo
     arguments = Arguments(
         pool_boxes=encode_rows(pool.data_ptr(), pool.shape[0] * BLOCK_TOKENS, WIDTH * 2, BLOCK_TOKENS, 128),
         query_boxes=encode_rows(query.data_ptr(), tokens * heads, WIDTH * 2, tile, 128), work=divided.work,
-        pool=pool.data_ptr(), scale_log2=scale * math.log2(math.e),
+        pool=pool.data_ptr(), scale_log2=scale * math.log2(math.e), written=plan.written_tokens,
     )  # fmt: skip
     kernel = load_kernel(SOURCE, f"attend_parts_{tile}_heads", device.index or 0)
     divided.attend(kernel, THREADS, arguments)

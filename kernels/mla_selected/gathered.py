@@ -59,6 +59,6 @@ def _each_query_alone(plan: DecodePlan, count: int) -> DecodePlan:
     if made is None:
         own = torch.arange(1 - plan.query_tokens, 1, dtype=torch.int32, device=plan.lengths.device)
         selected = (plan.lengths.unsqueeze(1) + own).flatten().clamp_(max=count)
-        made = DecodePlan(block_table=plan.block_table, lengths=selected, query_tokens=1, runs=None)
+        made = DecodePlan(plan.block_table, selected, 1, plan.written_tokens, runs=None)
         plan.schedule.selected[count] = made
     return made

@@ -7,7 +7,8 @@
 // and its heads' largest scores and sums. What a cluster made is a piece, which the expanding kernel joins with the others
 // (`kernels/mla_projections/cuda/pieces.cu`). Which pieces there are does not depend on the length: no schedule is made.
 //
-// A CTA copies its first block before it waits. The kernel before writes only the token's own latent, which is copied again.
+// A CTA copies its first block before it waits, unless earlier kernels may still write more of it than the token's own latent, which
+// is copied again.
 //
 // Bytes: 1,152 a token. FLOPs: 2 * N * (576 + 512) per token.
 
@@ -24,6 +25,8 @@ struct Arguments {
   Work work;
   const u8* pool;
   float scale_log2;
+  // See `is_ready`.
+  int written;
 };
 
 template <int N>
@@ -161,9 +164,11 @@ __device__ __forceinline__ void attend(const Arguments& given) {
   const int* table = given.work.block_table;
   start_next();
   if (threadIdx.x == 0) own.init();
-  if (threadIdx.x == 0 && block < blocks) own.copy_block(0, table[block]);
+  bool early = is_ready(block, length, given.written);
+  if (threadIdx.x == 0 && block < blocks && early) own.copy_block(0, table[block]);
   cluster_meet();
   wait_for_earlier();
+  if (threadIdx.x == 0 && block < blocks && !early) own.copy_block(0, table[block]);
   // A CTA without a block must not end while a copy is on its way.
   if (threadIdx.x == 0 && block < blocks) own.copy_query(0, 0);
   __syncwarp();

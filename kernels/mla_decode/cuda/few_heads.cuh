@@ -25,6 +25,12 @@ struct Buffers {
   u64 full[STAGES], query_full[QUERIES];
 };
 
+// Whether a context's block may be copied before earlier kernels have ended. written: how many of its last tokens they may still
+// write; `mend` takes a single one again.
+__device__ __forceinline__ bool is_ready(int block, int length, int written) {
+  return written == 1 || (block + 1) * BLOCK <= length - written;
+}
+
 __device__ __forceinline__ void scorers_meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
 
 // Sums and maxima over the rows that a warp has of a product's column: all lanes get them.

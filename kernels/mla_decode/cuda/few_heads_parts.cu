@@ -4,7 +4,7 @@
 // Work. All blocks of all requests are divided into parts (`parts.cu`), one for each CTA. A tile of 64 heads, as `bf16_decode.cu` has,
 // would be padded threefold. While a block is scored and added, the next one is on its way, and so is the next request's query.
 //
-// A CTA copies its first blocks before it waits. The kernel before writes only the requests' own latents, which are copied again.
+// A CTA copies its first blocks before it waits, but those that earlier kernels may still write.
 //
 // Bytes: 1,152 a token. FLOPs: 2 * N * (576 + 512) per token.
 
@@ -18,6 +18,8 @@ struct Arguments {
   Work work;
   const u8* pool;
   float scale_log2;
+  // See `is_ready`.
+  int written;
 };
 
 // A place among the blocks of a part's pieces, in order.
@@ -28,6 +30,7 @@ struct Cursor {
 
   __device__ __forceinline__ Cursor(const Work& work, Part part) : work(work), index(part.begin), end(part.end) { open(); }
   __device__ __forceinline__ bool there() const { return index < end; }
+  __device__ __forceinline__ bool ready(int written) const { return there() && is_ready(block, work.lengths[piece.request], written); }
   __device__ __forceinline__ void open() {
     if (!there()) return;
     piece = work.pieces[index];
@@ -117,15 +120,19 @@ __device__ __forceinline__ void attend(const Arguments& given) {
   const Work& work = given.work;
   Part part = work.part(blockIdx.x);
   Cursor now(work, part), next(work, part);
+  int copied = 0;
   if (threadIdx.x == 0) {
     own.init();
     fence_async_proxy();
-    for (int stage = 0; stage < STAGES && next.there(); stage++, next.advance()) own.copy_block(stage, next.place());
+    for (; copied < STAGES && next.ready(given.written); next.advance()) own.copy_block(copied++, next.place());
   }
   __syncthreads();
   wait_for_earlier();
   start_next();
-  if (threadIdx.x == 0 && now.there()) own.copy_query(0, now.piece.request * work.heads);
+  if (threadIdx.x == 0) {
+    if (now.there()) own.copy_query(0, now.piece.request * work.heads);
+    for (; copied < STAGES && next.there(); next.advance()) own.copy_block(copied++, next.place());
+  }
   __syncwarp();
   int turn = 0;
 #pragma unroll 1
