@@ -13,6 +13,7 @@ from mesh import metrics
 from mesh.domain.workers import WorkerRole
 from mesh.errors import EngineFailed
 from mesh.rpc.channel import Channels
+from mesh.rpc.server import MeshServer
 from tests.support.addresses import NOWHERE
 from tests.support.engines import VOCABULARY, prompt_of
 from tests.support.metric_values import value_of
@@ -26,6 +27,7 @@ from worker.hosts.fewer import on_hosts
 from worker.hosts.first_host_link import FirstHostLink
 from worker.hosts.host_ranks import HostRanks
 from worker.hosts.joined import JoinedHosts
+from worker.hosts.service import HostsServicer
 from worker.ranks.group import RankGroup
 from worker.ranks.host import RankHost
 
@@ -65,15 +67,7 @@ async def test_a_host_whose_ranks_do_not_start_is_left_out(caplog: pytest.LogCap
     config, prompt = three_hosts(seconds=60), prompt_of(100, seed=1)
     async with first_host(config) as (servicer, server):
         other = asyncio.create_task(join(config, server, number=2))
-        async with Channels().open(server.endpoint) as channel:
-            assert config.worker_id is not None
-            joining = wire.join(config.worker_id, 1, config.engine.model_dump_json().encode(), own_version())
-            broken = FirstHostLink(hosts_pb2_grpc.HostsServiceStub(channel), joining)
-            starting = asyncio.create_task(start(config, servicer.hosts))
-            await broken.joined()
-            await broken.ended(1, 1)
-            host = await starting
-            broken.close()
+        host = await started_with_a_broken_host(config, servicer, server)
         assert "a host did not start: the worker begins again" in caplog.text
         hosts = TwoHosts(host.ranks, other)
         key = submit_to(hosts.group, prompt, 20)
@@ -100,21 +94,28 @@ async def test_hosts_keep_their_ranks_if_another_does_not_start(monkeypatch: pyt
     monkeypatch.setattr(host_ranks, "LEAVE_SECONDS", 60.0)
     async with first_host(config) as (servicer, server):
         other = asyncio.create_task(join(config, server, number=2))
-        async with Channels().open(server.endpoint) as channel:
-            assert config.worker_id is not None
-            joining = wire.join(config.worker_id, 1, config.engine.model_dump_json().encode(), own_version())
-            broken = FirstHostLink(hosts_pb2_grpc.HostsServiceStub(channel), joining)
-            starting = asyncio.create_task(start(config, servicer.hosts))
-            await broken.joined()
-            await broken.ended(1, 1)
-            with pytest.raises(EngineFailed, match=r"rank 1 of 3 \(host 1\) ended with status 1 while it started"):
-                await starting
-            broken.close()
+        with pytest.raises(EngineFailed, match=r"rank 1 of 3 \(host 1\) ended with status 1 while it started"):
+            await started_with_a_broken_host(config, servicer, server)
         await eventually(lambda: kept.is_set() or other.done())
         assert not other.done()
         servicer.hosts.close()
         other.cancel()
         await asyncio.gather(other, return_exceptions=True)
+
+
+async def started_with_a_broken_host(config: WorkerConfig, servicer: HostsServicer, server: MeshServer) -> RankHost:
+    """The first host's ranks, after host 1 has joined and its rank has ended."""
+    assert config.worker_id is not None
+    joining = wire.join(config.worker_id, 1, config.engine.model_dump_json().encode(), own_version())
+    async with Channels().open(server.endpoint) as channel:
+        broken = FirstHostLink(hosts_pb2_grpc.HostsServiceStub(channel), joining)
+        starting = asyncio.create_task(start(config, servicer.hosts))
+        await broken.joined()
+        await broken.ended(1, 1)
+        try:
+            return await starting
+        finally:
+            broken.close()
 
 
 async def start(config: WorkerConfig, hosts: JoinedHosts) -> RankHost:
