@@ -59,7 +59,7 @@ class Pacing:
         what is left to compute here, and of how many prompts.
         """
         rows_left = self._tails.rows_left(decoding)
-        most = self._mixed_steps.most_prompt_tokens(rows_left, queued_tokens, prompts, decoding)
+        most = self._mixed_steps.most_prompt_tokens(rows_left, queued_tokens, prompts, self._answers(decoding))
         return PromptLimits(
             self._alignment.opens,
             self._divided_tokens,
@@ -72,11 +72,15 @@ class Pacing:
 
     def even_step_tokens(self, queued_tokens: int, prompts: int, decoding: int) -> int | None:
         """The most prompt tokens of a step, as for `limits`; None if only `max_step_tokens` bounds them."""
-        return self._mixed_steps.most_prompt_tokens(0, queued_tokens, prompts, decoding).all or None
+        return self._mixed_steps.most_prompt_tokens(0, queued_tokens, prompts, self._answers(decoding)).all or None
 
     def depth(self, decoding: int) -> int:
         """How many tokens a step in which this many requests decode guesses after each that it draws."""
         return self._depth.choose(decoding)
+
+    def _answers(self, decoding: int) -> int:
+        """How many answers a step holds up: this many, which decode here, or one if only other ranks have some."""
+        return decoding or int(self._others_decode)
 
     @property
     def _others_decode(self) -> bool:

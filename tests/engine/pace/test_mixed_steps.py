@@ -24,6 +24,7 @@ from engine.pace.mixed_steps import (
     WORTHWHILE,
     MixedSteps,
 )
+from engine.pace.pacing import Pacing
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Cancel, LandingOpened
 from mesh.domain.workers import PromptPace, WorkerSpeed
@@ -413,6 +414,18 @@ def test_one_rank_has_even_steps_if_enough_is_captured(captured: int, even: bool
     engine.step()
     step_ms = EVEN * STEP_MS if even else STEP_MS + 8000 * LIGHT_MS
     assert 1000 * (clock.now - before) == pytest.approx(step_ms, rel=0.01)
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+def test_a_rank_without_answers_leaves_those_of_others_even(decodes: bool) -> None:
+    config = oracle_config(mixed_step_ms="auto", parallel=ParallelConfig(dp=2))
+    backend = OracleBackend(config)
+    backend.captured_prompt_tokens = 1
+    pacing = Pacing(config, backend)
+    pacing.took([0.01], decoding=8)
+    pacing.agreed(StepShape(8, decodes=decodes))
+    bounds = pacing.limits(0, 4000, 1).most_tokens, pacing.even_step_tokens(4000, 1, 0)
+    assert all((each is not None) == decodes for each in bounds)
 
 
 def test_a_rank_reports_how_many_prompt_tokens_it_takes() -> None:
