@@ -13,7 +13,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x times the transposed weight, summed in float32.
 
     x: [rows, inputs]; weight: [outputs, inputs] of the same dtype, contiguous. Returns [rows, outputs] of that
-    dtype. On Hopper our kernels take few bfloat16 rows, up to 64; torch does all else, and heads of fewer than 16 rows.
+    dtype. On Hopper our kernels take up to 64 bfloat16 rows, with weights of the sizes for which they were measured;
+    torch does all else.
     """
     assert x.shape[1] == weight.shape[1] and x.dtype == weight.dtype
     assert weight.is_contiguous()
