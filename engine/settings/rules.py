@@ -255,7 +255,7 @@ def mixed_step_ms(at: Situation) -> Choice:
         why = "no requests decode next to prompts here"
     elif at.layout.tp > 1:
         why = "whole prompts: even steps of a TP group were not measured"
-    elif at.layout.world > 1:
+    elif at.layout.world > 1 and at.engine.prompt_graph_tokens:
         why = "99% of tokens come within 73 ms next to prompts of 3,500, within 141 without (R1, two H200, 28 layers)"
     elif at.engine.prompt_graph_tokens >= FEWEST_CAPTURED:
         why = "99% of tokens come within 36 ms next to prompts of 4,000, within 83 without (Moonlight, an H200)"

@@ -108,6 +108,12 @@ def test_a_light_models_large_steps_are_captured(
     assert ("(Moonlight, an H200)" in reason(found, "mixed_step_ms")) == (tokens == 4096)
 
 
+@pytest.mark.parametrize(("tokens", "why"), [(1536, "99% of tokens"), (0, "as long as it needs")])
+def test_several_ranks_have_even_steps_where_any_are_captured(tokens: int, why: str) -> None:
+    found = resolved(engine_of(2, prompt_graph_tokens=tokens))
+    assert why in reason(found, "mixed_step_ms")
+
+
 @pytest.mark.parametrize(
     ("settings", "key", "value", "why"),
     [
