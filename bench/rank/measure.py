@@ -113,7 +113,8 @@ class RankBench:
     """One engine with one rank's model. Raises ConfigError, or torch's own error, if the device is too small.
 
     Attributes:
-    power: what bytes and operations take of the card's power, if that is measured; loads: from which it follows.
+        power: what bytes and operations take of the card's power; None if that is not measured.
+        loads: what that follows from.
     """
 
     def __init__(

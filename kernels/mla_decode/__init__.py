@@ -27,8 +27,8 @@ def mla_decode(
     of the query's dtype or e4m3, with the queries' own latents already written; value_width: 512 of DeepSeek's 576;
     kv_scale: a latent is kv_scale times what the pool holds. Returns [rows * query_tokens, heads, value_width], where
     requests that several multiprocessors share may be left in pieces; no rows give no rows. On a GPU this runs our
-    kernels, or flash_mla for a bf16 pool with few heads if that works. For an e4m3 pool of DeepSeek's widths on Hopper
-    the products are in FP8, with each head's query quantized.
+    kernels, or flash_mla if that works, for a bf16 pool with fewer than 128 heads unless they are at most FEW_HEADS of
+    one query. For an e4m3 pool of DeepSeek's widths on Hopper products are in FP8, with each head's query quantized.
     """
     assert query.shape[0] == plan.rows * plan.query_tokens and query.is_contiguous()
     assert query.shape[2] == pool.shape[2] and pool.is_contiguous()
