@@ -54,14 +54,17 @@ def config(
         typer.echo(configuration_page(), nl=False)
         return
     console = Console(highlight=False)
+    if not resolved and (model or gpus > 1 or gpu or aim != BALANCED or exact or settings):
+        raise ConfigError("a model, GPUs, an aim and --set are for --resolved: deepmesh config decode --resolved ...")
     if resolved:
         from cli.resolved import cards_of, engine_of, print_resolved
 
         if service not in (Service.decode, Service.prefill) or model is None:
             raise ConfigError("--resolved says what a worker chooses: deepmesh config decode --resolved --model DIR")
         check_aim(aim)
-        engine = engine_of(find_model(model, weights=False), gpus, aim, exact=exact, settings=settings or ())
-        print_resolved(engine, WorkerRole(service), cards_of(gpu, gpus, engine), console)
+        role = WorkerRole(service)
+        engine = engine_of(role, find_model(model, weights=False), gpus, aim, exact=exact, settings=settings or ())
+        print_resolved(engine, role, cards_of(gpu, gpus, engine), console)
         return
     for each in Service if service is None else (_service(service),):
         _print(each, console)

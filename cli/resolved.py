@@ -1,28 +1,34 @@
 """Prints the settings that a worker would choose, and what its memory would hold, without starting it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from cli.settings.services import WORKERS
 from engine.config import EngineConfig
 from engine.memory.rank_memory import GB, RankMemory
 from engine.model.config import read_model_config
 from engine.settings.card import Card, smallest
 from engine.settings.fitting import check_fits
 from engine.settings.here import cards_for, resolve_on
-from mesh.config_values import overridden, validate
+from mesh.config_values import load
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError
 
 
-def engine_of(model_dir: Path, gpus: int, aim: str, *, exact: bool, settings: Sequence[str]) -> EngineConfig:
-    """settings: KEY=VALUE of the service, of which those below `engine` count. Raises ConfigError."""
-    values: dict[str, object] = {"model_dir": model_dir, "aim": aim, "exact": exact}
+def engine_of(
+    role: WorkerRole, model_dir: Path, gpus: int, aim: str, *, exact: bool, settings: Sequence[str]
+) -> EngineConfig:
+    """settings: KEY=VALUE of the service. Raises ConfigError."""
+    # A worker has no default for its scheduler, which is not asked here.
+    ours = {"scheduler": "127.0.0.1:8002", "engine.model_dir": str(model_dir), "engine.aim": aim, "engine.exact": exact}
     if gpus > 1:
-        values["parallel"] = {"ranks": gpus}
-    return validate(EngineConfig, {**values, **overridden(settings).get("engine", {})}, "--set")
+        ours["engine.parallel.ranks"] = gpus
+    overrides = [*(f"{key}={json.dumps(value)}" for key, value in ours.items()), *settings]
+    return load(WORKERS[role.value], overrides=overrides, origin="--set").engine
 
 
 def cards_of(name: str | None, gpus: int, engine: EngineConfig) -> Sequence[Card]:

@@ -10,12 +10,12 @@ from mesh.config import ServiceConfig
 from prefill_svc.config import PrefillConfig
 from scheduler.config import SchedulerConfig
 
+WORKERS: Mapping[str, type[PrefillConfig | DecodeConfig]] = {"prefill": PrefillConfig, "decode": DecodeConfig}
 # By the service's name in `--set SERVICE.KEY=VALUE`.
 MODELS: Mapping[str, type[ServiceConfig]] = {
     "scheduler": SchedulerConfig,
     "kvstore": KvStoreConfig,
-    "prefill": PrefillConfig,
-    "decode": DecodeConfig,
+    **WORKERS,
     "gateway": GatewayConfig,
 }
 assert MODELS.keys() == MODULES.keys()

@@ -46,6 +46,12 @@ def test_without_gpus_the_defaults_stay(model: Path, monkeypatch: pytest.MonkeyP
     [
         (("--gpu", "h201"), r"--gpu h201: unknown \(did you mean h20"),
         (("--aim", "latncy"), r"--aim latncy: expected balanced, throughput or latency \(did you mean latency\?\)"),
+        (
+            ("--set", "engine.max_request=8"),
+            r"--set: unknown key engine\.max_request \(did you mean engine\.max_requests",
+        ),
+        (("--set", "engine=8"), r"--set: engine: expected keys"),
+        (("--set", "decode.engine.max_requests=8"), r"--set: unknown key decode"),
         (("--gpu", "h200"), r"the model takes 358\.\d GB on one GPU"),
         (("--gpu", "h200", "--exact", "--set", "engine.kv_dtype=float8_e4m3fn"), r"engine\.exact keeps the published"),
     ],
@@ -59,3 +65,9 @@ def test_what_cannot_be_is_told_in_a_sentence(options: tuple[str, ...], told: st
 def test_only_a_workers_choices_for_a_model_are_shown(arguments: list[str]) -> None:
     with pytest.raises(ConfigError, match="deepmesh config decode --resolved --model DIR"):
         build()(["config", *arguments], standalone_mode=False)
+
+
+@pytest.mark.parametrize("option", [("--set", "engine.max_requests=8"), ("--gpus", "4"), ("--aim", "latency")])
+def test_choices_are_asked_for_with_resolved_alone(option: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"are for --resolved: deepmesh config decode --resolved"):
+        build()(["config", "decode", *option], standalone_mode=False)
