@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from bench.kernels.inputs import random_bfloat16
+from kernels.kv_write import norm_and_write
 from kernels.mla_decode import plan_decode, reference
+from kernels.mla_projections import absorb_query, pieces
 from kernels.mla_projections import few_rows as projections
-from kernels.mla_projections import pieces
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
 from tests.support.latents import scattered_contexts
@@ -66,6 +67,40 @@ def test_its_captured_pieces_see_the_latest_latent() -> None:
             if after_each:
                 torch.cuda.synchronize()
             found.append(pieces.expand_pieces(attended, weight[:, NOPE:].transpose(1, 2)))
+        return torch.stack(found)
+
+    step(after_each=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(after_each=False)
+    for _ in range(REPLAYS):
+        found.zero_()
+        graph.replay()
+        seen = found.clone()
+        assert torch.equal(seen, step(after_each=True))
+        lengths += 1
+
+
+def test_rows_of_one_prompt_see_what_their_layer_has_written() -> None:
+    """The last tokens of a prompt are rows of their own, and each attends to those before it. Layers share a pool: a
+    latent that is read too early is another layer's.
+    """
+    rows, heads = 16, 16
+    table = torch.randperm(80).int().view(1, 80).repeat(rows, 1).cuda()
+    lengths = torch.arange(3000, 3000 + rows, device="cuda", dtype=torch.int32)
+    pool, projected = random_bfloat16(80, 64, WIDTH), random_bfloat16(6, rows, heads * (NOPE + ROPE) + WIDTH)
+    weight, norm = random_bfloat16(heads, NOPE, LATENT), torch.ones(LATENT, device="cuda").bfloat16()
+    turns = torch.ones(rows, ROPE // 2, dtype=torch.complex64, device="cuda")
+
+    def step(after_each: bool) -> torch.Tensor:
+        last, plan, found = lengths.long() - 1, plan_decode(table, lengths), []
+        slots = table[0, last // 64] * 64 + last % 64
+        for own in projected:
+            queries = norm_and_write(own.clone(), None, norm, 1e-6, turns, slots, pool)
+            query = absorb_query(queries.view(rows, heads, -1), weight, turns)
+            if after_each:
+                torch.cuda.synchronize()
+            found.append(few_heads_parts.attend(query, pool, plan, SCALE).joined())
         return torch.stack(found)
 
     step(after_each=True)
