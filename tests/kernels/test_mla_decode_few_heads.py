@@ -1,5 +1,7 @@
 """Attention of one token with few heads on Hopper, against its definition and as a kernel of a captured chain."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -19,6 +21,20 @@ LATENT, WIDTH, NOPE, ROPE, SCALE = 512, 576, 128, 64, 0.05
 REPLAYS = 100
 
 pytestmark = [pytest.mark.gpu, on_hopper, pytest.mark.usefixtures("poisoned")]
+
+
+def assert_replays_alike(step: Callable[[bool], torch.Tensor], lengths: torch.Tensor) -> None:
+    """Compares a captured step with one whose kernels end one after another. Lengths grow between replays."""
+    step(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(False)
+    for _ in range(REPLAYS):
+        found.zero_()
+        graph.replay()
+        seen = found.clone()
+        assert torch.equal(seen, step(True))
+        lengths += 1
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 3500, 4097, 90000])
@@ -46,7 +62,7 @@ def test_each_request_attends_to_its_context(lengths: list[int], heads: int) -> 
 
 
 def test_its_captured_pieces_see_the_latest_latent() -> None:
-    """Each layer writes a latent, attends at once, and expands; lengths grow between replays."""
+    """Each layer writes a latent, attends at once, and expands."""
     heads, value = 16, 128
     table = torch.randperm(80).int().view(1, 80).cuda()
     pool, lengths = random_bfloat16(80, 64, WIDTH), torch.tensor([3000], device="cuda", dtype=torch.int32)
@@ -69,16 +85,7 @@ def test_its_captured_pieces_see_the_latest_latent() -> None:
             found.append(pieces.expand_pieces(attended, weight[:, NOPE:].transpose(1, 2)))
         return torch.stack(found)
 
-    step(after_each=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step(after_each=False)
-    for _ in range(REPLAYS):
-        found.zero_()
-        graph.replay()
-        seen = found.clone()
-        assert torch.equal(seen, step(after_each=True))
-        lengths += 1
+    assert_replays_alike(step, lengths)
 
 
 def test_rows_of_one_prompt_see_what_their_layer_has_written() -> None:
@@ -103,13 +110,4 @@ def test_rows_of_one_prompt_see_what_their_layer_has_written() -> None:
             found.append(few_heads_parts.attend(query, pool, plan, SCALE).joined())
         return torch.stack(found)
 
-    step(after_each=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step(after_each=False)
-    for _ in range(REPLAYS):
-        found.zero_()
-        graph.replay()
-        seen = found.clone()
-        assert torch.equal(seen, step(after_each=True))
-        lengths += 1
+    assert_replays_alike(step, lengths)

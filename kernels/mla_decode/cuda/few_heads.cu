@@ -19,16 +19,6 @@ constexpr int CTAS = 4, CLUSTERS = 16, GRID = CTAS * CLUSTERS;
 constexpr int OWNED = TILES / CTAS, OWNED_PIECES = OWNED * ELEMENTS * 2 / 16;
 static_assert(OWNED == 2, "each warpgroup adds up one tile");
 
-struct Arguments {
-  // Boxes of 64 rows of the pool and of the kernel's number of heads of the queries, 128 bytes each.
-  TensorMap pool_boxes, query_boxes;
-  Work work;
-  const u8* pool;
-  float scale_log2;
-  // See `is_ready`.
-  int written;
-};
-
 template <int N>
 struct Shared : Buffers<N, 1> {
   // What the cluster's CTAs have sent: values of four outputs of 16 heads in bf16, and each head's largest score and sum.

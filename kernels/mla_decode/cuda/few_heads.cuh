@@ -14,6 +14,16 @@ constexpr int MADE = TILES / 2;
 // Pieces of 16 bytes of a latent in a block.
 constexpr int ROW_PIECES = WIDTH * 2 / 16;
 
+struct Arguments {
+  // Boxes of 64 rows of the pool and of the kernel's number of heads of the queries, 128 bytes each.
+  TensorMap pool_boxes, query_boxes;
+  Work work;
+  const u8* pool;
+  float scale_log2;
+  // See `is_ready`.
+  int written;
+};
+
 // QUERIES: how many queries there is room for at once.
 template <int N, int QUERIES>
 struct Buffers {

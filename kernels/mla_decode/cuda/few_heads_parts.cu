@@ -12,16 +12,6 @@
 
 constexpr int QUERIES = 2;
 
-struct Arguments {
-  // Boxes of 64 rows of the pool and of the kernel's number of heads of the queries, 128 bytes each.
-  TensorMap pool_boxes, query_boxes;
-  Work work;
-  const u8* pool;
-  float scale_log2;
-  // See `is_ready`.
-  int written;
-};
-
 // A place among the blocks of a part's pieces, in order.
 struct Cursor {
   const Work& work;
