@@ -7,7 +7,7 @@
 // the others send to its shared memory.
 
 #include "../../cuda/cluster.cuh"
-#include "products.cuh"
+#include "../../cuda/bf16_products.cuh"
 
 constexpr int GROUP_OUTPUTS = 64, GROUP_THREADS = 128;
 // A unit is 128 bytes (64 elements) of as many rows as there are outputs or tokens, swizzled.

@@ -9,7 +9,7 @@
 // A CTA fills a multiprocessor. With room for two of half the size, the next call's weights arrived together with this call's
 // activations and delayed them (6.5 us for 5.7). Copying activations to all CTAs of a cluster at once gained nothing.
 
-#include "products.cuh"
+#include "../../cuda/bf16_products.cuh"
 
 constexpr int OUTPUTS = 64, INPUTS = 1024;
 constexpr int GROUPS = 2, GROUP_THREADS = 128, THREADS = GROUPS * GROUP_THREADS;

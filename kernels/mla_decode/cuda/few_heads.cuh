@@ -4,10 +4,14 @@
 
 #pragma once
 
+#include "../../cuda/bf16_products.cuh"
 #include "../../cuda/cluster.cuh"
-#include "../../mla_projections/cuda/products.cuh"
+#include "../../cuda/values.cuh"
+#include "parts.cuh"
 
+constexpr int THREADS = 256;
 // A block lies in chunks of 64 rows of 128 bytes (64 channels), swizzled, and so do queries and probabilities.
+constexpr int ELEMENTS = 64, LINE = 128;
 constexpr int STAGES = 2, CHUNKS = WIDTH / ELEMENTS, CHUNK_BYTES = BLOCK * LINE, TILES = LATENT / ELEMENTS;
 // Tiles of 64 channels that a warpgroup computes.
 constexpr int MADE = TILES / 2;
@@ -22,6 +26,12 @@ struct Arguments {
   float scale_log2;
   // See `is_ready`.
   int written;
+};
+
+// A thread's sums of 64 rows by N heads (`multiply_step`).
+template <int N>
+struct Product {
+  float sum[N / 2];
 };
 
 // QUERIES: how many queries there is room for at once.
@@ -115,7 +125,7 @@ struct Attention {
 #pragma unroll
     for (int step = 0; step < WIDTH / 16; step++) {
       u32 latents = shared_address(shared.latents[stage][step / 4]), query = shared_address(shared.query[of][step / 4]);
-      multiply<0>(scores, descriptor<1>(latents + step % 4 * 32), descriptor<1>(query + step % 4 * 32), step > 0);
+      multiply_step(scores.sum, descriptor<1>(latents + step % 4 * 32), descriptor<1>(query + step % 4 * 32), step > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -185,7 +195,7 @@ struct Attention {
       u32 latents = shared_address(shared.latents[stage][threadIdx.x / 128 * MADE + tile]);
 #pragma unroll
       for (int step = 0; step < BLOCK / 16; step++)
-        multiply<1>(out[tile], descriptor<1>(latents + step * 16 * LINE), descriptor<1>(probabilities + step * 32), 1);
+        multiply_step<1>(out[tile].sum, descriptor<1>(latents + step * 16 * LINE), descriptor<1>(probabilities + step * 32), 1);
     }
     wgmma_commit();
     wgmma_wait<0>();

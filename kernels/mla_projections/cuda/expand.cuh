@@ -3,7 +3,13 @@
 
 #pragma once
 
-#include "products.cuh"
+#include "../../cuda/bf16_products.cuh"
+#include "../../cuda/values.cuh"
+#include "../../mla_decode/cuda/parts.cuh"
+
+// A head's weight lies in boxes of 128 rows of 128 bytes (64 elements), swizzled.
+constexpr int ELEMENTS = 64, LINE = 128, WEIGHT_BYTES = GROUP * LINE;
+constexpr int THREADS = 256, WARPS = THREADS / 32;
 
 struct ExpandArguments {
   // A box is GROUP rows of the weight, or the kernel's number of tokens of the attended latents.
@@ -79,7 +85,7 @@ struct Expand {
 
   // COPIED: whether the attended latents come by `copy_attended`; if not, they are there.
   template <bool COPIED>
-  __device__ __forceinline__ void multiply_chunks(Product<TOKENS>& product) const {
+  __device__ __forceinline__ void multiply_chunks(float (&sum)[TOKENS / 2]) const {
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
       u32 weight = shared_address(shared.weight[chunk % SLOTS]) + threadIdx.x / 128 * (WEIGHT_BYTES / 2);
@@ -89,23 +95,23 @@ struct Expand {
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < ELEMENTS / 16; step++)
-        multiply<0>(product, descriptor<1>(weight + step * 32), descriptor<1>(attended + step * 32), chunk + step > 0);
+        multiply_step(sum, descriptor<1>(weight + step * 32), descriptor<1>(attended + step * 32), chunk + step > 0);
       wgmma_commit();
       if (SLOTS < CHUNKS && chunk == CHUNKS - SLOTS) copy_rest();
     }
     wgmma_wait<0>();
-    pin(product.sum);
+    pin(sum);
   }
 
   // Stores through shared memory, where a token's values become contiguous, a warp a token.
-  __device__ __forceinline__ void store(const Product<TOKENS>& product) const {
+  __device__ __forceinline__ void store(const float (&sum)[TOKENS / 2]) const {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, left = given.tokens - first - warp * COUNT;
     float* rows = reinterpret_cast<float*>(shared.weight);
     float* own = rows + lane % 4 * 2 * ROW + warp * 16 + lane / 4;
     // Wait until all warps have read the weight.
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < TOKENS / 2; i++) own[(i / 4 * 8 + i % 2) * ROW + i / 2 % 2 * 8] = product.sum[i];
+    for (int i = 0; i < TOKENS / 2; i++) own[(i / 4 * 8 + i % 2) * ROW + i / 2 % 2 * 8] = sum[i];
     __syncthreads();
     float4 x[COUNT];
 #pragma unroll

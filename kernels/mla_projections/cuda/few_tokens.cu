@@ -96,7 +96,7 @@ struct Absorb {
   }
 
   __device__ __forceinline__ void make_tile(int tile) const {
-    Product<TOKENS> product;
+    float sum[TOKENS / 2];
     u32 weight = shared_address(shared.weight[tile]), query = shared_address(shared.query);
     wait(&shared.weight_full[tile], 0);
     wait(&shared.query_full, 0);
@@ -104,12 +104,12 @@ struct Absorb {
 #pragma unroll
     for (int step = 0; step < NOPE / 16; step++) {
       u32 right = query + step / 4 * (TOKENS * LINE) + step % 4 * 32;
-      multiply<1>(product, descriptor<1>(weight + step * 16 * LINE), descriptor<1>(right), step > 0);
+      multiply_step<1>(sum, descriptor<1>(weight + step * 16 * LINE), descriptor<1>(right), step > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
-    pin(product.sum);
-    store_tile(tile, product);
+    pin(sum);
+    store_tile(tile, sum);
   }
 
   // Where eight outputs of a token lie, where the weight of their tile was: in different banks for tokens that follow each other.
@@ -118,10 +118,9 @@ struct Absorb {
   }
 
   // Stores through shared memory, so that whole lines are written.
-  __device__ __forceinline__ void store_tile(int tile, const Product<TOKENS>& product) const {
+  __device__ __forceinline__ void store_tile(int tile, const float (&sum)[TOKENS / 2]) const {
     int thread = threadIdx.x % 128, group = threadIdx.x / 128, lane = threadIdx.x % 32;
     int output = thread / 32 * 16 + lane / 8 % 2 * 8;
-    const float(&sum)[TOKENS / 2] = product.sum;
     // Wait until all warps have read the weight.
     warpgroup_meets(group);
 #pragma unroll
@@ -167,9 +166,9 @@ __device__ __forceinline__ void expand(const ExpandArguments& given) {
   wait_for_earlier();
   if (threadIdx.x == 0) work.copy_attended();
   __syncwarp();
-  Product<TOKENS> product;
-  work.template multiply_chunks<true>(product);
-  work.store(product);
+  float sum[TOKENS / 2];
+  work.template multiply_chunks<true>(sum);
+  work.store(sum);
 }
 
 #define ABSORB(TOKENS, NOPE)                                                                                                   \

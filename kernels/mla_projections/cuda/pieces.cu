@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) expand_pieces(const __g
   Join{shared, given, work.head()}.join();
   fence_async_proxy();
   __syncthreads();
-  Product<TILE_TOKENS> product;
-  work.multiply_chunks<false>(product);
-  work.store(product);
+  float sum[TILE_TOKENS / 2];
+  work.multiply_chunks<false>(sum);
+  work.store(sum);
 }
