@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.batch import Backend, StepShape
+from engine.backend import Backend
 from engine.blocks.kv_pool import BlockPool
 from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
@@ -26,6 +26,7 @@ from engine.requests.request import Request
 from engine.step.agreement import Agreement, OneRank
 from engine.step.pipeline import StepPipeline
 from engine.step.quiet_steps import take_quiet_steps
+from engine.step.shape import StepShape
 from engine.step.step_work import Proposal, StepWork
 from engine.step.wakefulness import Wakefulness
 from mesh.blocks import BLOCK_TOKENS

@@ -29,7 +29,7 @@ from bench.meshes.http_peers import Lengths
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import MeasuredModel, make_rank
 from capacity.shapes import EXPERTS, SHAPES
-from engine.batch import Backend
+from engine.backend import Backend
 from engine.config import EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from engine.batch import Backend
+from engine.backend import Backend
 from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve
 from engine.oracle.backend import OracleBackend
 from engine.parallel.peers import Peers

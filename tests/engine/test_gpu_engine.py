@@ -11,11 +11,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.batch import Batch, StepShape, execute
+from engine.backend import execute
+from engine.batch import Batch
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, Submit
 from engine.runner.backend import ModelBackend
+from engine.step.shape import StepShape
 from eval.tasks import LONG_TASKS, draw_long
 from gateway.prompts.chat import find_chat_template
 from gateway.prompts.tokenizer import load_tokenizer

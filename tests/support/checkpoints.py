@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.batch
+import engine.backend
 from engine.batch import Batch, Row, Sample
 from engine.config import EngineConfig, Hardware, resolve
 from engine.runner.backend import ModelBackend
@@ -76,7 +76,7 @@ def prompt_row(token_ids: Sequence[int], start: int, stop: int, blocks: Sequence
 
 
 def execute(backend: ModelBackend, *rows: Row) -> list[Sample | None]:
-    return engine.batch.execute(backend, Batch(step=0, rows=rows))
+    return engine.backend.execute(backend, Batch(step=0, rows=rows))
 
 
 def generate(

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from engine.batch import StepTimes
 from engine.config import DraftsConfig, EngineConfig, OracleConfig, launches_ahead
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.oracle.tokens import oracle_tokens
+from engine.pace.step_times import StepTimes
 from mesh.domain.sampling import Sampling
 from tests.support.engines import (
     VOCABULARY,

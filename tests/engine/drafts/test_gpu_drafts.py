@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, StepShape, execute
+from engine.backend import execute
+from engine.batch import Batch
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.step.shape import StepShape
 from mesh.domain.sampling import DraftUse, Sampling
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import Transcript, assert_at_rest, submit_of

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import StepShape
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.step.shape import StepShape
 from engine.step.two_batch import ALWAYS, NEVER
 from launcher.shipped_model import shipped_model
 from mesh.blocks import chain_hashes

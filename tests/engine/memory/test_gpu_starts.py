@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from capacity.shapes import EXPERTS, SHAPES
-from engine.batch import Batch, Row, execute
+from engine.backend import execute
+from engine.batch import Batch, Row
 from engine.config import EngineConfig, Hardware, resolve
 from engine.model.config import read_model_config
 from engine.runner.backend import ModelBackend

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Row, StepShape
+from engine.batch import Row
 from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
 from engine.model.context import AbsorbedRows, ForwardContext
@@ -17,6 +17,7 @@ from engine.runner import prompt_graphs
 from engine.runner.backend import ModelBackend
 from engine.runner.spread import Division, Offer, chosen, offered
 from engine.runner.spreading import Spread, Spreading
+from engine.step.shape import StepShape
 from kernels.sparse_prefill import Selection, select_lines
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill

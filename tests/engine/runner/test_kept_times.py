@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from engine.batch import StepTimes
 from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
 from engine.exchange.host import HostExchange
 from engine.oracle.backend import OracleBackend
+from engine.pace.step_times import StepTimes
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers

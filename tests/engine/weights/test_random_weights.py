@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, Row, execute
+from engine.backend import execute
+from engine.batch import Batch, Row
 from engine.config import EngineConfig, Hardware, resolve
 from engine.model.activations import InputForm
 from engine.model.config import read_model_config
