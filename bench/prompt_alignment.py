@@ -19,9 +19,10 @@ from threading import Barrier
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import EngineConfig, OracleConfig
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
+from engine.oracle.config import OracleConfig
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Submit
 from engine.step.agreement import agreed, packed

@@ -15,7 +15,8 @@ import psutil
 
 from engine.balance.report import BalanceReport
 from engine.batch import Batch, Row, Sample, with_known_tokens
-from engine.config import MOST_DRAFTS, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import MOST_DRAFTS
 from engine.memory.room import check_room, host_slots
 from engine.moves.host_slots import HostSlots, PlainSlots
 from engine.oracle.tokens import BASE, INVERSE_BASE, Indices, Words, change_some, draw_tokens, mix, powers

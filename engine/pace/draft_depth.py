@@ -1,6 +1,6 @@
 """How many tokens to guess after each that is drawn: the depth that brings most tokens a second."""
 
-from engine.config import MOST_DRAFTS
+from engine.drafts.config import MOST_DRAFTS
 from engine.pace.step_times import StepTimes
 from engine.protocol.messages import DraftCounts
 

@@ -13,7 +13,7 @@ import torch
 from engine.backend import Launched
 from engine.balance.report import BalanceReport
 from engine.batch import Batch
-from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.config import EngineConfig
 from engine.drafts.draft_steps import DraftSteps
 from engine.drafts.drafting import Drafter
 from engine.drafts.relaxation import RelaxationRule
@@ -49,6 +49,7 @@ from engine.runner.staged_slots import StagedSlots
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, largest_steps, near_start, warm_up
+from engine.settings.device import ResolvedEngineConfig
 from engine.step.shape import StepShape, shape_of
 from engine.weights.loading import join_loading, make_model
 from kernels.host_copy import to_indices

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import engine.backend
 from engine.batch import Batch, Row, Sample
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sampling import Sampling
 from tools.make_checkpoint import make_checkpoint

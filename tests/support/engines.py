@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from engine.backend import Launched
 from engine.batch import Batch, Sample
-from engine.config import EngineConfig, OracleConfig
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
+from engine.oracle.config import OracleConfig
 from engine.pace.step_times import StepTimes
 from engine.protocol.messages import Output, StepResult, Submit
 from engine.step.shape import StepShape

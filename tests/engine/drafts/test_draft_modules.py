@@ -11,7 +11,8 @@ import torch
 
 from engine.backend import execute
 from engine.batch import Batch
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 from engine.step.shape import StepShape

@@ -9,7 +9,8 @@ import torch
 
 from engine.backend import execute
 from engine.batch import Batch, Row
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.drafts.plan import leading_rows, plan_draft_prompts, plan_draws
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend

@@ -1,6 +1,6 @@
 """The depth of drafts that is chosen for a step."""
 
-from engine.config import MOST_DRAFTS
+from engine.drafts.config import MOST_DRAFTS
 from engine.pace.draft_depth import DraftDepth
 from engine.pace.step_times import StepTimes
 from engine.protocol.messages import DraftCounts

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from engine.batch import Row
-from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
+from engine.config import EngineConfig, SparsePrefillConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.model.context import AbsorbedRows, ForwardContext
 from engine.parallel.config import ParallelConfig

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.batch import Batch
-from engine.config import MOST_DRAFTS, MOST_REQUESTS, MOST_STEP_TOKENS
+from engine.config import MOST_REQUESTS, MOST_STEP_TOKENS
+from engine.drafts.config import MOST_DRAFTS
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend, OracleStep
 from engine.oracle.tokens import oracle_tokens

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import DraftsConfig
+from engine.drafts.config import DraftsConfig
 from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from mesh.domain.workers import WorkerRole
