@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.backend import Backend
+from engine.batch import Backend, StepShape
 from engine.blocks.kv_pool import BlockPool
-from engine.config import EngineConfig
+from engine.config import EngineConfig, launches_ahead
 from engine.constraints.constraints import Constraints
 from engine.moves.host_tier import HostTier
 from engine.moves.transfers import Transfers
@@ -26,7 +26,6 @@ from engine.requests.request import Request
 from engine.step.agreement import Agreement, OneRank
 from engine.step.pipeline import StepPipeline
 from engine.step.quiet_steps import take_quiet_steps
-from engine.step.shape import StepShape
 from engine.step.step_work import Proposal, StepWork
 from engine.step.wakefulness import Wakefulness
 from mesh.blocks import BLOCK_TOKENS
@@ -71,7 +70,7 @@ class Engine:
         self._host = host = None if slots is None else HostTier(slots, backend.block_bytes)
         self.pool = BlockPool(backend.total_blocks, None if host is None else host.keep)
         self._pacing = Pacing(config, backend, rank)
-        self._pipeline = StepPipeline(backend, config.launches_ahead(backend.asynchronous), clock)
+        self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, backend.clear_drafts, host)
         limits = Limits(config.max_step_tokens, config.max_requests)
@@ -250,12 +249,13 @@ class Engine:
         if self._wakefulness.stopping:
             return StepWork()
         schedule = self._schedule
-        limits = self._pacing.limits(len(schedule.decoding), schedule.queued_prefill_tokens, schedule.queued_prompts)
-        plan = self._schedule.plan(self.transfers.awaited, limits, self.transfers.arriving)
+        awaited = self.transfers.awaited
+        limits = self._pacing.limits(len(schedule.decoding), schedule.prompts_ahead(awaited))
+        plan = schedule.plan(awaited, limits, self.transfers.arriving)
         if plan.preempted and self._pipeline.rows_in_flight:
             # A preempted request starts again from its tokens, and the last one is not known yet.
             return StepWork()
-        self._schedule.carry_out(plan)
+        schedule.carry_out(plan)
         for candidate in plan.admitted:
             self._admit(candidate)
         # `_admit` ended a request if its ticket turned out to be for other blocks.

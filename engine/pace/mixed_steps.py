@@ -2,7 +2,9 @@
 prompts a share of the time that they may take at most.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 from typing import Literal, NamedTuple
 
 from engine.pace.smoothing import SmoothedRatio
@@ -31,9 +33,10 @@ FEWEST_TOKENS = 16
 # Weight of the past against one more step with prompts. It is low because tokens cost more the more tokens are before
 # them.
 DECAY = 0.5
-# The same of a step without, and of what chunks add besides their tokens. It is high because some steps have a few
-# tokens of another rank's prompt, and because some seem long: the host was late.
-STEADY_DECAY = 0.9
+# What a step takes without prompts, and what chunks add besides their tokens, are medians of this many steps: some have
+# a few tokens of another rank's prompt, and some seem long because the host was late. After as many steps with prompts
+# on end, those show what a step without them would take.
+SEEN = 9
 # Factor on the estimated cost of a chunk after each step whose prompts are rows of a graph, so that chunks are tried
 # again.
 FORGETTING = 0.99
@@ -61,20 +64,24 @@ class ChunkCosts:
         learned then, and nothing else is taken to be added.
         """
         self._token_ms = token_ms
-        self._shared_ms, self._fixed_ms = SmoothedRatio(), SmoothedRatio()
+        self._shared_ms = SmoothedRatio()
         # Nothing, before some chunks have shown what they add.
-        self._fixed_ms.observe(0.0, 1.0, STEADY_DECAY)
+        self._fixed_ms = deque([0.0] * SEEN, SEEN)
+
+    def adds(self, tokens: int) -> float | None:
+        """How many milliseconds these tokens add; None if a token's are unknown."""
+        return None if self._token_ms is None else self._token_ms * tokens + median(self._fixed_ms)
 
     def observe(self, taken_ms: float, tokens: int) -> None:
         self._shared_ms.observe(taken_ms, tokens, DECAY)
         if self._token_ms is not None:
-            self._fixed_ms.observe(taken_ms - self._token_ms * tokens, 1.0, STEADY_DECAY)
+            self._fixed_ms.append(taken_ms - self._token_ms * tokens)
 
     def ending_in(self, room_ms: float, forgotten: float = 1.0, worthwhile: float = 0.0) -> int:
         """How many tokens add this long. forgotten: factor on what was measured. worthwhile: they take at least this
         many times as long as what does not depend on them.
         """
-        token_ms, fixed_ms = self._token_ms or self._shared_ms.value, (self._fixed_ms.value or 0.0) * forgotten
+        token_ms, fixed_ms = self._token_ms or self._shared_ms.value, median(self._fixed_ms) * forgotten
         if token_ms is None:
             return FIRST_TOKENS
         if self._token_ms is None:
@@ -114,7 +121,9 @@ class MixedSteps:
         self._divided_tokens = divided_tokens
         # How many milliseconds requests decode for each one that prompts have taken.
         self._decode_ms = None if prompt_share is None else (1 - prompt_share) / prompt_share
-        self._without_ms = SmoothedRatio()
+        # What the last steps without prompts took, and how many steps with both there were since.
+        self._quiet_ms = deque[float](maxlen=SEEN)
+        self._since_quiet = 0
         # Chunks that this rank computes alone, and those that all ranks compute together.
         token_ms = None if speed is None else 1000 / speed.prompts.tokens_per_second
         self._alone, self._divided = ChunkCosts(token_ms), ChunkCosts(None if token_ms is None else token_ms / ranks)
@@ -132,7 +141,7 @@ class MixedSteps:
         # meanwhile.
         self._early_ms = 0.0
         if speed is not None:
-            self._without_ms.observe(speed.decode_step_ms, 1.0, STEADY_DECAY)
+            self._quiet_ms.append(speed.decode_step_ms)
 
     def launched(self, chunks: bool, decodes: bool) -> None:
         """Note a step that `observe` is called for later. chunks: whether some rank computes chunks of prompts."""
@@ -144,15 +153,13 @@ class MixedSteps:
         """
         if not self._bounds:
             return
-        ms, without_ms = seconds * 1000, self._without_ms.value or 0.0
+        ms, without_ms = seconds * 1000, self._without_ms
         decode_ms = min(ms, without_ms)
         if prompt_tokens:
             taken_ms, self._early_ms = self._early_ms + ms - (decode_ms if decodes else 0.0), 0.0
-            if decodes:
-                divided = self._divided_tokens is not None and prompt_tokens >= self._divided_tokens
-                (self._divided if divided else self._alone).observe(taken_ms, prompt_tokens)
             self._forgotten = 1.0
             if decodes:
+                self._observe_both(taken_ms, prompt_tokens)
                 self._under_way -= 1
                 if self._decode_ms is not None:
                     self._owed_ms = max(self._owed_ms + taken_ms * self._decode_ms - decode_ms, 0.0)
@@ -164,15 +171,37 @@ class MixedSteps:
             self._forgotten *= FORGETTING
         else:
             decode_ms = ms
-            self._without_ms.observe(ms, 1.0, STEADY_DECAY)
+            self._observe_quiet([ms])
         self._owed_ms = max(self._owed_ms - decode_ms, 0.0)
 
     def observe_decode_steps(self, seconds: Sequence[float]) -> None:
         """Note consecutive steps that computed no prompt tokens."""
         if not self._bounds:
             return
-        self._without_ms.observe_all([each * 1000 for each in seconds], 1.0, [STEADY_DECAY] * len(seconds))
+        self._observe_quiet([each * 1000 for each in seconds[-SEEN:]])
         self._owed_ms = max(self._owed_ms - sum(seconds) * 1000, 0.0)
+
+    def _observe_both(self, taken_ms: float, tokens: int) -> None:
+        """taken_ms: by how much a step with this many tokens of chunks was longer than one without is thought to be.
+
+        While answers begin and end, and no step shows what they take alone, that grows old.
+        """
+        self._since_quiet += 1
+        costs = self._divided if self._divided_tokens is not None and tokens >= self._divided_tokens else self._alone
+        added_ms = costs.adds(tokens)
+        if added_ms is None or self._since_quiet <= SEEN:
+            costs.observe(taken_ms, tokens)
+        else:
+            self._quiet_ms.append(max(self._without_ms + taken_ms - added_ms, 0.0))
+
+    def _observe_quiet(self, ms: Sequence[float]) -> None:
+        self._quiet_ms.extend(ms)
+        self._since_quiet = 0
+
+    @property
+    def _without_ms(self) -> float:
+        """What a step without prompts takes; 0 while unknown."""
+        return median(self._quiet_ms) if self._quiet_ms else 0.0
 
     @property
     def _bounds(self) -> bool:
@@ -181,7 +210,7 @@ class MixedSteps:
     @property
     def owes(self) -> bool:
         """Whether prompts must wait after the next step too, by this rank's clock."""
-        pays_ms = self._without_ms.value or 0.0
+        pays_ms = self._without_ms
         return self._decode_ms is not None and (self._owed_ms > pays_ms or bool(self._under_way))
 
     def agreed(self, owes: bool) -> None:
@@ -216,7 +245,7 @@ class MixedSteps:
             return MostTokens(0, 0)
         if self._step_ms is None:
             return UNBOUNDED
-        step_ms, without_ms, worthwhile, least = self._step_ms, self._without_ms.value or 0.0, 0.0, 0
+        step_ms, without_ms, worthwhile, least = self._step_ms, self._without_ms, 0.0, 0
         if step_ms == "auto":
             if not without_ms or decoding <= FEW_ANSWERS * (prompts - 1):
                 # Without a step that decodes it is not known how long that takes.

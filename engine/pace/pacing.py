@@ -4,19 +4,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.backend import Backend
+from engine.batch import Backend, StepShape
 from engine.config import EngineConfig
 from engine.pace.alignment import Alignment
 from engine.pace.draft_depth import DraftDepth
-from engine.pace.mixed_steps import FEWEST_CAPTURED, MixedSteps
+from engine.pace.mixed_steps import FEWEST_CAPTURED, MixedSteps, MostTokens
 from engine.pace.step_meter import NO_PROMPTS, StepMeter
 from engine.pace.tails import Tails
 from engine.pace.turns import LONG_PROMPT, Turns
 from engine.parallel.layout import Layout
-from engine.plan.step_plan import PromptLimits, PromptsLeft
+from engine.plan.step_plan import PromptLimits, PromptsAhead, PromptsLeft
 from engine.protocol.messages import DraftCounts
 from engine.step.pipeline import CollectedStep
-from engine.step.shape import StepShape
 from engine.step.step_work import Proposal, StepWork
 
 
@@ -55,12 +54,9 @@ class Pacing:
         # The shape of the step that was agreed on last.
         self._shape = StepShape(0)
 
-    def limits(self, decoding: int, queued_tokens: int, prompts: int) -> PromptLimits:
-        """What prompts may take of the next step, before which this many requests decode here. queued_tokens, prompts:
-        what is left to compute here, and of how many prompts.
-        """
-        rows_left = self._tails.rows_left(decoding)
-        most = self._mixed_steps.most_prompt_tokens(rows_left, queued_tokens, prompts, self._answers(decoding))
+    def limits(self, decoding: int, ahead: PromptsAhead) -> PromptLimits:
+        """What prompts may take of the next step, before which this many requests decode here."""
+        most = self._most(self._tails.rows_left(decoding), decoding, ahead)
         return PromptLimits(
             self._alignment.opens,
             self._divided_tokens,
@@ -71,17 +67,18 @@ class Pacing:
             decodes=self._others_decode,
         )
 
-    def even_step_tokens(self, queued_tokens: int, prompts: int, decoding: int) -> int | None:
+    def even_step_tokens(self, decoding: int, ahead: PromptsAhead) -> int | None:
         """The most prompt tokens of a step, as for `limits`; None if only `max_step_tokens` bounds them."""
-        return self._mixed_steps.most_prompt_tokens(0, queued_tokens, prompts, self._answers(decoding)).all or None
+        return self._most(0, decoding, ahead).all or None
 
     def depth(self, decoding: int) -> int:
         """How many tokens a step in which this many requests decode guesses after each that it draws."""
         return self._depth.choose(decoding)
 
-    def _answers(self, decoding: int) -> int:
-        """How many answers a step holds up: this many, which decode here, or one if only other ranks have some."""
-        return decoding or int(self._others_decode)
+    def _most(self, rows_left: int, decoding: int, ahead: PromptsAhead) -> MostTokens:
+        # A step holds up the answers that decode here, or one if only other ranks have some.
+        answers = decoding or int(self._others_decode)
+        return self._mixed_steps.most_prompt_tokens(rows_left, ahead.tokens, ahead.prompts, answers)
 
     @property
     def _others_decode(self) -> bool:

@@ -5,9 +5,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
-from engine.backend import Backend, Launched
-from engine.batch import Batch, Row
-from engine.step.shape import StepShape
+from engine.batch import Backend, Batch, Launched, Row, StepShape
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 

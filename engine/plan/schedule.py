@@ -9,7 +9,7 @@ from engine.blocks.host_blocks import HostBlocks
 from engine.blocks.kv_pool import BlockPool
 from engine.plan.batcher import plan_step
 from engine.plan.queues import Running, WaitingQueue
-from engine.plan.step_plan import Candidate, Limits, PromptLimits, PromptsLeft, StepPlan
+from engine.plan.step_plan import Candidate, Limits, PromptLimits, PromptsAhead, PromptsLeft, StepPlan
 from engine.plan.tenants import Tenants, TenantStanding
 from engine.requests.request import Request
 from engine.step.step_work import StepWork
@@ -60,11 +60,6 @@ class RequestSchedule:
         return self._waiting.tokens + self._running.prompt_tokens
 
     @property
-    def queued_prompts(self) -> int:
-        """How many requests wait or have prompt tokens left to compute."""
-        return len(self._waiting) + len(self._running.prompts)
-
-    @property
     def queued_sparse_tokens(self) -> int:
         """How many of the `queued_prefill_tokens` will be attended to sparsely."""
         return self._waiting.sparse_tokens + self._running.sparse_tokens
@@ -101,6 +96,16 @@ class RequestSchedule:
                     # It was admitted, and another rank's prompt goes first.
                     longest_next = max(longest_next, progress.tokens_at_most)
         return PromptsLeft(self._waiting.tokens > 0, longest_next, begun)
+
+    def prompts_ahead(self, suspended: int) -> PromptsAhead:
+        """suspended: as for `plan`. Requests that wait count as equal, with the mean of their tokens and blocks."""
+        running, waiting, lacking = self._running, len(self._waiting), self._waiting.blocks
+        places = self._limits.max_requests - suspended - len(running.decoding) - len(running.prompts)
+        fit = max(min(waiting, places), 0)
+        if lacking > self._pool.free_blocks:
+            fit = min(fit, waiting * self._pool.free_blocks // lacking)
+        tokens = self._waiting.tokens * fit // waiting if fit else 0
+        return PromptsAhead(running.prompt_tokens + tokens, len(running.prompts) + fit)
 
     def plan(self, suspended: int, prompt_limits: PromptLimits, arriving: Collection[bytes] = ()) -> StepPlan[Request]:
         """The next step. Nothing changes before `carry_out`.

@@ -81,6 +81,15 @@ class PromptsLeft:
     longest_begun: int
 
 
+@dataclass(frozen=True, slots=True)
+class PromptsAhead:
+    """The prompts that have room on a rank: those that run, and those of the queue that could be admitted now."""
+
+    # Tokens left to compute, and of how many prompts.
+    tokens: int
+    prompts: int
+
+
 # Prompts take all that requests that decode leave.
 UNLIMITED = PromptLimits()
 

@@ -1,9 +1,8 @@
 """What the engine reports to its service."""
 
-from engine.backend import Backend
-from engine.batch import Sample
+from engine.batch import Backend, Sample
 from engine.blocks.kv_pool import BlockPool
-from engine.drafts.config import MOST_DRAFTS
+from engine.config import MOST_DRAFTS
 from engine.moves.host_tier import HostTier
 from engine.moves.transfers import Transfers
 from engine.pace.pacing import Pacing
@@ -83,7 +82,7 @@ class Report:
             queued_sparse_tokens=schedule.queued_sparse_tokens,
             waiting_blocks=schedule.waiting_blocks,
             even_step_tokens=self._pacing.even_step_tokens(
-                schedule.queued_prefill_tokens, schedule.queued_prompts, len(schedule.decoding)
+                len(schedule.decoding), schedule.prompts_ahead(self._transfers.awaited)
             ),
             host_tier=None if self._host is None else self._host.status,
         )

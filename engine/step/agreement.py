@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.step.shape import StepShape
+from engine.batch import StepShape
 
 PACKED_BITS = 62
 

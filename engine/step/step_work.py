@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.batch import Row
+from engine.batch import Row, StepShape
 from engine.pace.tails import Tails
 from engine.plan.step_plan import Chunk
 from engine.requests.request import Request
-from engine.step.shape import StepShape
 
 
 class StepWork(msgspec.Struct, frozen=True):

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.backend import execute
-from engine.batch import Batch, Row
+from engine.batch import Batch, Row, execute
 from engine.oracle.backend import OracleBackend
 from engine.oracle.tokens import oracle_tokens
 from mesh.domain.outputs import Logprobs

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.batch import StepShape
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.oracle.tokens import oracle_tokens
@@ -11,7 +12,6 @@ from engine.pace.alignment import Alignment
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
-from engine.step.shape import StepShape
 from tests.support.engines import (
     VOCABULARY,
     Transcript,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.batch import StepShape
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.pace.mixed_steps import (
@@ -19,14 +20,15 @@ from engine.pace.mixed_steps import (
     FEWEST_TOKENS,
     FIRST_TOKENS,
     MOST_STEPS,
+    SEEN,
     UNBOUNDED,
     WORTHWHILE,
     MixedSteps,
 )
 from engine.pace.pacing import Pacing
 from engine.parallel.config import ParallelConfig
+from engine.plan.step_plan import PromptsAhead
 from engine.protocol.messages import Cancel, LandingOpened
-from engine.step.shape import StepShape
 from mesh.domain.workers import PromptPace, WorkerSpeed
 from mesh.tails import MOST_TOKENS
 from tests.support.disaggregation import moving_engine
@@ -218,6 +220,32 @@ def test_chunks_are_worth_what_any_chunk_adds() -> None:
     mixed = MixedSteps("auto", speed=WorkerSpeed(6.0, 8.0, PromptPace(40_000.0)))
     tokens = converged(mixed, lambda tokens: (6 + 13 + 0.025 * tokens) / 1000)
     assert tokens == pytest.approx(WORTHWHILE * 13 / 0.025, rel=0.02)
+
+
+@pytest.mark.parametrize("slow_ms", [40.0, 300.0])
+@pytest.mark.parametrize("slow", [0, 1, 7])
+def test_one_slow_step_changes_no_chunk(slow: int, slow_ms: float) -> None:
+    """slow: number of the step that the host holds up, of those with prompts."""
+    mixed = MixedSteps("auto", speed=WorkerSpeed(10.0, 8.0, PromptPace(100_000.0)))
+    found = set()
+    for step in range(20):
+        tokens = mixed.most_prompt_tokens(0).all or 0
+        found.add(tokens)
+        mixed.launched(True, True)
+        mixed.observe((10 + 0.01 * tokens + slow_ms * (step == slow)) / 1000, tokens)
+        mixed.observe(0.01, 0)
+    assert min(found) >= max(found) - 1
+
+
+@pytest.mark.parametrize("later_ms", [5.0, 10.0, 25.0])
+def test_steps_with_prompts_show_what_answers_take_alone(later_ms: float) -> None:
+    """More answers run after a while, or fewer, and every step has prompts."""
+    added_ms, token_ms = 3.0, 0.01
+    mixed = MixedSteps("auto", speed=WorkerSpeed(10.0, 8.0, PromptPace(1000 / token_ms)))
+    converged(mixed, lambda tokens: (10 + added_ms + token_ms * tokens) / 1000, SEEN)
+    tokens = converged(mixed, lambda tokens: (later_ms + added_ms + token_ms * tokens) / 1000)
+    room_ms = (EVEN - 1) * later_ms
+    assert tokens == pytest.approx(max(room_ms - added_ms, WORTHWHILE * added_ms) / token_ms, rel=0.02)
 
 
 def test_chunks_are_larger_where_answers_read_the_same_weights() -> None:
@@ -424,7 +452,8 @@ def test_a_rank_without_answers_leaves_those_of_others_even(decodes: bool) -> No
     pacing = Pacing(config, backend)
     pacing.took([0.01], decoding=8)
     pacing.agreed(StepShape(8, decodes=decodes))
-    bounds = pacing.limits(0, 4000, 1).most_tokens, pacing.even_step_tokens(4000, 1, 0)
+    ahead = PromptsAhead(4000, 1)
+    bounds = pacing.limits(0, ahead).most_tokens, pacing.even_step_tokens(0, ahead)
     assert all((each is not None) == decodes for each in bounds)
 
 
@@ -441,6 +470,15 @@ def test_a_prompt_takes_whole_steps_once_answers_have_ended() -> None:
     engine.submit(submit_of(9, prompt_of(8000, seed=9), 1))
     engine.step()
     assert engine.load().queued_prefill_tokens == 0
+
+
+def test_prompts_without_a_place_make_no_step_whole() -> None:
+    engine, clock = even_engine(max_requests=2 + FEW_ANSWERS)
+    for key in range(10, 20):
+        engine.submit(submit_of(key, prompt_of(8000, seed=key), 2))
+    before = clock.now
+    engine.step()
+    assert 1000 * (clock.now - before) == pytest.approx(EVEN * STEP_MS, rel=0.01)
 
 
 class Decoding:

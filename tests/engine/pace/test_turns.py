@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.batch import StepShape
 from engine.oracle.backend import OracleBackend
 from engine.pace.pacing import Pacing
 from engine.pace.turns import LONG_PROMPT, MOST_STEPS, Turns
 from engine.parallel.config import ParallelConfig
-from engine.step.shape import StepShape
+from engine.plan.step_plan import PromptsAhead
 from tests.support.engines import oracle_config
 
 
@@ -99,5 +100,5 @@ def test_a_very_long_prompt_leaves_others_their_turn() -> None:
 )
 def test_ranks_take_turns_where_answers_must_not_wait(aim: str, ranks: int, long_tokens: int | None) -> None:
     config = oracle_config(aim=aim, parallel=ParallelConfig(dp=ranks))
-    limits = Pacing(config, OracleBackend(config)).limits(decoding=1, queued_tokens=4000, prompts=1)
+    limits = Pacing(config, OracleBackend(config)).limits(1, PromptsAhead(4000, 1))
     assert (limits.long_tokens, limits.turn) == (long_tokens, True)
