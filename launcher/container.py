@@ -24,6 +24,7 @@ from launcher.split import IN_FLIGHT, Split, read_split, split_gpus
 from launcher.workers import PARALLEL
 from mesh.errors import CheckpointError, ConfigError, MeshError
 from mesh.launch import EXIT_USELESS_TO_RETRY, Program, settings_of_environment
+from mesh.processes.signals import end_on_signals
 from mesh.processes.standard_streams import complain, settle
 
 MODELS = Path("/models")
@@ -113,6 +114,7 @@ def _asked(variable: str, said: Mapping[str, str]) -> list[str]:
 def main(arguments: Sequence[str]) -> NoReturn:
     """Become the service. If it cannot be started, complain and exit."""
     settle()
+    end_on_signals()
     role, *options = arguments
     try:
         secrets = settings_of_environment()

@@ -21,6 +21,7 @@ from mesh.config_values import load
 from mesh.errors import ConfigError, MeshError
 from mesh.memory.freed_memory import release_grown_memory
 from mesh.observe import configure
+from mesh.processes.signals import end_on_signals
 from mesh.processes.standard_streams import complain, settle
 
 # Overrides as a JSON list of KEY=VALUE; those of the command line are applied after them.
@@ -70,6 +71,7 @@ def launch(
     Program, it replaces this process.
     """
     settle()
+    end_on_signals()
     options = _parse(service, arguments)
     try:
         first, *overlays = options.config or [None]

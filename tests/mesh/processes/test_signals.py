@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from mesh.processes.signals import stop_signals, until_signal
@@ -35,3 +38,38 @@ def test_a_program_of_nohup_outlives_its_terminal() -> None:
     assert signal.SIGHUP not in stop_signals()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert signal.SIGHUP in stop_signals()
+
+
+# A signal would end it once it has said its id.
+PROGRAM = """
+import os, signal
+from mesh.processes.signals import end_on_signals
+end_on_signals()
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+def test_a_containers_first_process_ends_before_it_serves() -> None:
+    container = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        sys.executable,
+        "-c",
+        PROGRAM,
+    ]
+    with subprocess.Popen(container, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as made:
+        try:
+            assert made.stdout is not None
+            if not (said := made.stdout.readline()):
+                pytest.skip("this system grants no PID namespace")
+            assert said == b"1\n"
+            [first] = psutil.Process(made.pid).children()
+            first.terminate()
+            assert made.wait(20) == 128 + signal.SIGTERM
+        finally:
+            made.kill()
