@@ -22,11 +22,12 @@ from statistics import median, quantiles
 from rich.console import Console
 from rich.table import Table
 
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.constraints.constraints import load_constraints
 from engine.engine import Engine
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from launcher.shipped_model import shipped_model
 from mesh.domain.constraints import Constraint
 from mesh.domain.requests import TokenRequest

@@ -20,10 +20,12 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import MOST_DRAFTS, DraftsConfig
 from engine.engine import Engine
 from engine.protocol.messages import DraftCounts, StepResult, Submit
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from eval.tasks import SHORT_TASKS, Problem, draw, grade
 from eval.tasks.prose import sentences
 from launcher.shipped_model import shipped_model

@@ -30,13 +30,17 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from bench.constrained import JSON
-from engine.batch import Batch, Launched, Sample, StepShape
-from engine.config import MOST_DRAFTS, DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
+from engine.backend import Launched
+from engine.batch import Batch, Sample
+from engine.config import EngineConfig
 from engine.constraints.constraints import load_constraints
+from engine.drafts.config import MOST_DRAFTS, DraftsConfig
 from engine.engine import Engine
 from engine.protocol.messages import StepResult, Submit
 from engine.requests.thinking import CLOSE
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, ResolvedEngineConfig, resolve
+from engine.step.shape import StepShape
 from eval.tasks import SHORT_TASKS, draw
 from launcher.shipped_model import shipped_model
 from mesh.domain.constraints import Constraint

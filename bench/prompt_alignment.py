@@ -19,13 +19,14 @@ from threading import Barrier
 from rich.console import Console
 from rich.table import Table
 
-from engine.batch import StepShape
-from engine.config import EngineConfig, OracleConfig
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
+from engine.oracle.config import OracleConfig
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Submit
 from engine.step.agreement import agreed, packed
+from engine.step.shape import StepShape
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 

@@ -17,7 +17,7 @@ from capacity.floor import BF16, decode_floor, decode_operations
 from capacity.memory import Weights, weights_of
 from capacity.shapes import SHAPES
 from engine.balance.placement import slots_of
-from engine.config import EngineConfig, kept_weights
+from engine.config import EngineConfig
 from engine.memory.rank_memory import POOL_SHARE, RankMemory, reckon
 from engine.model.config import ModelConfig, parse_model_config
 from engine.model.masked_rows import selection_in_expanded_keys
@@ -25,6 +25,7 @@ from engine.model.quantization import AT_LOAD, KeptWeights, Stored
 from engine.offload.choice import MemoryNeed, fewest_layers
 from engine.offload.config import OffloadConfig
 from engine.settings.card import Card
+from engine.settings.device import kept_weights
 from engine.settings.products import check_products, multiplies
 from engine.settings.resolve import resolve_settings
 from mesh.blocks import BLOCK_TOKENS

@@ -1,82 +1,23 @@
-"""The engine's configuration, and the pure function that settles every "auto" in it."""
+"""The engine's configuration. `engine.settings` settles what is "auto"."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from engine.balance.config import AUTO_INTERVAL, BalanceConfig
+from engine.drafts.config import DraftsConfig
 from engine.offload.config import OffloadConfig
+from engine.oracle.config import OracleConfig
 from engine.parallel.config import ParallelConfig
 from mesh.config import INTERNAL, Config
 from mesh.domain.sparse_prefill import SparsePrefill
-from mesh.errors import ConfigError
 from transfer.config import TransferConfig
 
-# With more, each step costs more than the last guess brings.
-MOST_DRAFTS = 5
 # engine.step.agreement packs them into 12 and 20 bits.
 MOST_REQUESTS = 4095
 MOST_STEP_TOKENS = 1_048_575
-# The limit of kernels.peer_exchange.
-MOST_GPU_RANKS = 8
-
-
-class OracleConfig(Config):
-    """The engine without a model: each token is a function of the KV it reads, at a set pace."""
-
-    vocabulary_size: int = Field(default=1000, ge=2, json_schema_extra=INTERNAL)
-    """Token ids are below this."""
-    context_tokens: int = Field(default=131072, ge=64)
-    """Longest prompt and answer together."""
-    step_ms: float = Field(default=0.0, ge=0, json_schema_extra=INTERNAL)
-    """Milliseconds of one decode step; 0 is as fast as possible."""
-    prefill_tokens_per_second: float = Field(default=0.0, ge=0, json_schema_extra=INTERNAL)
-    """Rate at which prompts are computed; 0 is as fast as possible."""
-    draft_accuracy: float = Field(default=0.8, ge=0, le=1, json_schema_extra=INTERNAL)
-    """The share of drafts that are right."""
-    model: str = "oracle"
-    """Served under this name."""
-    tokenizer_dir: Path | None = None
-    """Tokenizer and chat template, needed to serve text; the engine itself needs none."""
-
-
-class DraftsConfig(Config):
-    """Tokens are guessed after each one that is drawn, and verified in the next step (speculative decoding): see
-    docs/drafts.md.
-    """
-
-    next_n: Annotated[int, Field(ge=0, le=MOST_DRAFTS)] | Literal["auto"] = 0
-    """How many, from 0 to 5; 0 guesses none. "auto" chooses for each step: by the number of running requests, by what
-    steps take (measured before the worker serves), and by how many guesses turn out right.
-    """
-    acceptance: Literal["strict", "relaxed"] = "strict"
-    """"strict" accepts a guess if it is the token that is drawn in its place, so that tokens do not depend on guesses.
-    "relaxed" accepts, while the model thinks (between `<think>` and `</think>`), every guess near the likeliest token:
-    more tokens a step, from another distribution. Requests with penalties, a bias or a seed of their own are served
-    strictly unless they ask otherwise.
-    """
-    top_n: int = Field(default=10, ge=1)
-    """Relaxed: a guess is accepted only if it is among this many likeliest tokens."""
-    delta: float = Field(default=0.6, ge=0, le=1)
-    """Relaxed: a guess is accepted only if its probability, at temperature 1, is at most this below the likeliest's."""
-    pinned_acceptance: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(default=(), json_schema_extra=INTERNAL)
-    """For measurements with random weights, whose guesses are all wrong: the share of steps in which a request's first
-    guess counts as right, in which its first two do, and so on.
-    """
-
-    @model_validator(mode="after")
-    def _more_guesses_are_right_less_often(self) -> Self:
-        if list(self.pinned_acceptance) != sorted(self.pinned_acceptance, reverse=True):
-            raise ValueError("shares of pinned_acceptance must not rise: two guesses are right only if the first is")
-        return self
-
-    @property
-    def most(self) -> int:
-        """The most that are guessed after a token."""
-        return MOST_DRAFTS if self.next_n == "auto" else self.next_n
 
 
 class SparsePrefillConfig(Config):
@@ -246,6 +187,10 @@ class EngineConfig(Config):
         evens = (self.parallel.tp or 1) == 1 and self.prompt_share is None
         return None if self.mixed_step_ms == "auto" and not evens else self.mixed_step_ms
 
+    def launches_ahead(self, asynchronous: bool) -> bool:
+        """`overlap`, where "auto" means yes on a device that computes while the host does other things."""
+        return asynchronous if self.overlap == "auto" else self.overlap == "on"
+
     @property
     def settled_balance(self) -> BalanceConfig:
         """`balance` with an interval that is not "auto"."""
@@ -293,92 +238,3 @@ class EngineConfig(Config):
                 " each running request computes one token and its drafts in a step (up to 5 if auto)"
             )
         return self
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What `resolve` may know of the machine."""
-
-    cuda_devices: int
-    free_memory_bytes: int
-
-
-@dataclass(frozen=True)
-class ResolvedEngineConfig:
-    """An EngineConfig with nothing left to decide."""
-
-    config: EngineConfig
-    device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16"]
-    kv_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
-    prompt_attention_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
-    # How the pool keeps index keys, if the model has indexers: in e4m3 with scales, as published, on a GPU.
-    index_dtype: Literal["float32", "bfloat16", "float8_e4m3fn"]
-    weights: Literal["quantized", "dequantized", "fp8", "w4a8"]
-    decode_graphs: bool
-    warm_up: bool
-    kv_memory_fraction: float
-
-
-def launches_ahead(config: EngineConfig, asynchronous: bool) -> bool:
-    """Whether steps are launched ahead: `overlap`, where `auto` means on a GPU (`asynchronous`) and not on a CPU."""
-    if config.overlap == "auto":
-        return asynchronous
-    return config.overlap == "on"
-
-
-def kept_weights(
-    config: EngineConfig, device: Literal["cpu", "cuda"]
-) -> Literal["quantized", "dequantized", "fp8", "w4a8"]:
-    """`weights`, settled for a device."""
-    if config.weights != "auto":
-        return config.weights
-    return "quantized" if device == "cuda" and _dtype(config, device) == "bfloat16" else "dequantized"
-
-
-def _dtype(config: EngineConfig, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16"]:
-    if config.dtype != "auto":
-        return config.dtype
-    return "bfloat16" if device == "cuda" else "float32"
-
-
-def resolve(config: EngineConfig, hardware: Hardware) -> ResolvedEngineConfig:
-    """Settle "auto": a GPU if there is one, with bfloat16; else the CPU with float32 (exact, and faster there).
-
-    Raises ConfigError if a GPU is asked for and there is none, if there are GPUs but fewer than ranks, or if quantized
-    weights are to be multiplied in another dtype than bfloat16.
-    """
-    device = config.device
-    if device == "auto":
-        device = "cuda" if hardware.cuda_devices else "cpu"
-    if device == "cuda" and not hardware.cuda_devices:
-        raise ConfigError("engine.device=cuda, and torch finds no GPU: install its CUDA build, or leave device to auto")
-    ranks = config.parallel.ranks_a_host
-    if device == "cuda" and ranks > hardware.cuda_devices:
-        raise ConfigError(
-            f"engine.parallel makes {ranks} ranks, each on a GPU of its own, and torch finds"
-            f" {hardware.cuda_devices}: lower tp, dp or ranks, or set engine.device=cpu"
-        )
-    if device == "cuda" and ranks > MOST_GPU_RANKS:
-        raise ConfigError(
-            f"engine.parallel makes {ranks} ranks: at most {MOST_GPU_RANKS} GPUs exchange tensors with"
-            " each other; serve with more workers of fewer ranks"
-        )
-    dtype = _dtype(config, device)
-    weights = kept_weights(config, device)
-    if weights != "dequantized" and dtype != "bfloat16":
-        raise ConfigError(f"engine.weights={weights} computes in bfloat16: set engine.dtype=bfloat16")
-    if weights in ("fp8", "w4a8") and config.offload.layers:
-        raise ConfigError(f"engine.weights={weights} excludes engine.offload: quantize the checkpoint first")
-    return ResolvedEngineConfig(
-        config=config,
-        device=device,
-        dtype=dtype,
-        kv_dtype=dtype if config.kv_dtype == "auto" else config.kv_dtype,
-        prompt_attention_dtype=dtype if config.prompt_attention_dtype == "auto" else config.prompt_attention_dtype,
-        index_dtype="float8_e4m3fn" if device == "cuda" else dtype,
-        weights=weights,
-        decode_graphs=device == "cuda" and config.decode_graphs == "auto",
-        warm_up=device == "cuda" and config.warm_up == "auto",
-        kv_memory_fraction=config.kv_memory_fraction or (0.95 if device == "cuda" else 0.25),
-    )

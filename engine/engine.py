@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.batch import Backend, StepShape
+from engine.backend import Backend
 from engine.blocks.kv_pool import BlockPool
-from engine.config import EngineConfig, launches_ahead
+from engine.config import EngineConfig
 from engine.constraints.constraints import Constraints
 from engine.moves.host_tier import HostTier
 from engine.moves.transfers import Transfers
@@ -26,6 +26,7 @@ from engine.requests.request import Request
 from engine.step.agreement import Agreement, OneRank
 from engine.step.pipeline import StepPipeline
 from engine.step.quiet_steps import take_quiet_steps
+from engine.step.shape import StepShape
 from engine.step.step_work import Proposal, StepWork
 from engine.step.wakefulness import Wakefulness
 from mesh.blocks import BLOCK_TOKENS
@@ -70,7 +71,7 @@ class Engine:
         self._host = host = None if slots is None else HostTier(slots, backend.block_bytes)
         self.pool = BlockPool(backend.total_blocks, None if host is None else host.keep)
         self._pacing = Pacing(config, backend, rank)
-        self._pipeline = StepPipeline(backend, launches_ahead(config, backend.asynchronous), clock)
+        self._pipeline = StepPipeline(backend, config.launches_ahead(backend.asynchronous), clock)
         transfer = config.transfer or TransferConfig()
         self.transfers = Transfers(agent, self.pool, backend.namespace, transfer, backend.clear_drafts, host)
         limits = Limits(config.max_step_tokens, config.max_requests)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.batch import Backend, Batch, Row, Sample, execute
+from engine.backend import Backend, execute
+from engine.batch import Batch, Row, Sample
 from engine.config import EngineConfig
 from engine.rank.backends import Backends
 from mesh.blocks import BLOCK_TOKENS, blocks_for

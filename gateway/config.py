@@ -143,7 +143,8 @@ class DispatchConfig(Config):
     worker_seconds: float = Field(default=10.0, ge=0)
     """How long a request is placed again if its workers are lost or it finds none, regardless of `attempts`: a worker
     may be starting. A model stays known for as long after its last worker lost its lease, so that requests that arrive
-    then wait too. After that it is unknown, or a model without workers if `models` lists it.
+    then wait too. After that it is unknown, or a model without workers if `models` lists it. For a scheduler requests
+    wait as long, but 10 s at most.
     """
     answer_seconds: float = Field(default=0.05, gt=0)
     """Longest time that a scheduler may take to place a request. If it takes longer, another scheduler, or the gateway

@@ -91,7 +91,7 @@ class LiveGeneration:
     async def begin(self, placement: Placement | None = None) -> None:
         """Submit the request as `placement` says, or where the scheduler places it.
 
-        Raises the scheduler's refusal; NoWorker only after waiting for a worker.
+        Raises the scheduler's refusal; NoWorker and SchedulerUnavailable only after waiting for one.
         """
         if self.generation.ended:
             # The stream's log already holds the whole answer.

@@ -11,12 +11,15 @@ from mesh.errors import (
     Overloaded,
     PrefillLost,
     Retry,
+    SchedulerUnavailable,
     UnknownRequest,
     WorkerLost,
 )
 
 RETRY_AFTER_MS = 1000
 LONGEST_PAUSE_SECONDS = 0.5
+# A scheduler is started again, or goes on, within seconds, however long workers take for their weights.
+MOST_SCHEDULER_SECONDS = 10.0
 
 
 class Retries:
@@ -49,18 +52,22 @@ class Retries:
     def note_failure(self, *, answered: bool) -> None:
         """Note that an attempt failed. answered: it had brought tokens, so its worker was alive."""
         if self._patient_until is None or answered:
-            self._be_patient()
+            self._be_patient(self._config.worker_seconds)
 
     def settle_refusal(self, refusal: MeshError, cause: MeshError | None) -> MeshError:
         """Handle a refusal of the scheduler. Returns why the request is placed again; raises the refusal if it is
         final.
 
-        For a first placement (`cause` is None) every refusal but NoWorker is final. NoWorker may only mean that the
-        mesh, or its only worker, is starting.
+        For a first placement (`cause` is None) every refusal but these is final. NoWorker may only mean that the mesh,
+        or its only worker, is starting, SchedulerUnavailable that the only scheduler is. A scheduler that is back may
+        know no worker yet.
         """
-        if cause is None and isinstance(refusal, NoWorker):
+        if isinstance(refusal, NoWorker) and (cause is None or isinstance(cause, SchedulerUnavailable)):
             cause = refusal
-            self._be_patient()
+            self._be_patient(self._config.worker_seconds)
+        elif cause is None and isinstance(refusal, SchedulerUnavailable):
+            cause = refusal
+            self._be_patient(min(self._config.worker_seconds, MOST_SCHEDULER_SECONDS))
         elif cause is None or refusal.retry not in (Retry.THIS_CALL, Retry.AFTER_DELAY):
             raise refusal
         # An avoided worker may be back by now, as a new incarnation or with room.
@@ -71,15 +78,15 @@ class Retries:
         """Seconds to wait before another attempt. Raises if there have been enough."""
         assert self._patient_until is not None
         awaited = attempt_outcome(cause) is AttemptOutcome.LOST and self._clock() < self._patient_until
-        if not awaited and isinstance(cause, NoWorker):
+        if not awaited and isinstance(cause, NoWorker | SchedulerUnavailable):
             raise cause
         failed = self.attempts - self._moves
         if not awaited and failed >= self._config.attempts:
             raise exhausted(cause, self.attempts)
         return min(self._config.backoff_seconds * 2.0 ** min(failed - 1, 16), LONGEST_PAUSE_SECONDS)
 
-    def _be_patient(self) -> None:
-        self._patient_until = self._clock() + self._config.worker_seconds
+    def _be_patient(self, seconds: float) -> None:
+        self._patient_until = self._clock() + seconds
 
 
 def attempt_outcome(failure: MeshError) -> AttemptOutcome:

@@ -5,11 +5,12 @@ to serve.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from engine.config import EngineConfig, kept_weights
+from engine.config import EngineConfig
 from engine.memory.weight_bytes import weight_bytes
 from engine.model.config import read_model_config
 from engine.parallel.layout import Layout
 from engine.settings.card import Card, find_cards, smallest
+from engine.settings.device import kept_weights
 from engine.settings.draft_modules import has_draft_modules
 from engine.settings.fitting import check_fits, fewest_ranks
 from engine.settings.here import cards_for, resolve_on

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from engine.config import EngineConfig, kept_weights
+from engine.config import EngineConfig
 from engine.model.config import read_model_config
 from engine.model.quantization import PACKED_NEEDS
+from engine.settings.device import kept_weights
 from engine.weights.headers import language_model, read_header, shard_files, weight_map
 from launcher.plan import HOST, MeshPlan, ServiceSpec
 from mesh.addresses import with_port

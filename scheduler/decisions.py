@@ -12,7 +12,7 @@ from scheduler.placement.terms import Terms
 
 # How many of a decision's candidates are shown.
 SHOWN_CANDIDATES = 16
-# A decision keeps the times of all answers on the workers that were compared, 80 bytes an answer; decisions in between
+# A decision keeps the times of all answers on the workers that were compared, 32 bytes an answer; decisions in between
 # which nothing changed on a worker share them. All decisions keep at most this many, which is enough for 2,000
 # decisions on workers with 250 answers.
 MOST_ANSWERS = 500_000

@@ -7,10 +7,13 @@ from math import isqrt
 from typing import NamedTuple
 
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes
+from engine.batch import Batch, Row, Sample
+from engine.pace.step_times import StepTimes
 from engine.plan.step_plan import Chunk
+from engine.protocol.messages import SparseMeasure
 from engine.requests.request import Request
 from engine.requests.thinking import ThinkTokens
+from engine.step.shape import StepShape
 from engine.step.step_work import StepWork
 from mesh.costs import CostModel
 from mesh.domain.kv_identity import KvNamespace
@@ -70,7 +73,7 @@ class DeviceSpec:
     context_tokens: int
     total_blocks: int
     block_bytes: int
-    # See engine.batch.Backend.
+    # See engine.backend.Backend.
     captured_rows: int = 0
     captured_prompt_tokens: int = 0
     speed: WorkerSpeed | None = None
@@ -87,7 +90,7 @@ def speed_of(costs: CostModel, requests: int, step_tokens: int, slowness: float)
 
 
 class SimulatedDevice:
-    """engine.batch.Backend in simulated time. `slowness` stretches every step, as a card with low clocks does.
+    """engine.backend.Backend in simulated time. `slowness` stretches every step, as a card with low clocks does.
 
     `at` calls an action at a given time of the timeline.
     """
@@ -226,7 +229,7 @@ class SimulatedDevice:
 
 
 class SimulatedStep:
-    """engine.batch.Launched."""
+    """engine.backend.Launched."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows

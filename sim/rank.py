@@ -6,10 +6,10 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
-from engine.batch import StepShape
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, FirstToken, Ready, StepResult, Submit, TransferNews
+from engine.step.shape import StepShape
 from mesh.domain.workers import RankStatus
 from sim.agent import SimulatedAgent
 from sim.device import LocalClock, SimulatedDevice

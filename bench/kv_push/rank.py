@@ -11,10 +11,11 @@ from typing import Any
 
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import make_rank, write_shape
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.protocol.messages import FirstToken, LandingOpened, PushOffer, StepResult, Submit, TransferNews
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from mesh.blocks import BLOCK_TOKENS, chain_hashes
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.requests import TokenRequest

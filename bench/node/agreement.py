@@ -23,9 +23,9 @@ from rich.table import Table
 
 from bench.exchange.processes import on_each_rank
 from bench.node.agreement_clock import AgreementClock
-from engine.batch import StepShape
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.step.shape import StepShape
 
 LAYOUT = Layout(dp=2, ep=2)
 LATEST_SECONDS = 100e-6

@@ -2,9 +2,9 @@
 
 import time
 
-from engine.batch import StepShape
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
+from engine.step.shape import StepShape
 
 
 class AgreementClock:

@@ -35,10 +35,11 @@ from bench.rank.steps import CONTEXT, WARM_STEPS
 from capacity.shapes import SHAPES
 from engine.balance.config import BalanceConfig
 from engine.balance.report import BalanceReport
-from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve
+from engine.config import EngineConfig
 from engine.exchange.peer import PeerExchange
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
+from engine.settings.device import Hardware, ResolvedEngineConfig, resolve
 from mesh.blocks import BLOCK_TOKENS
 
 ResultT = TypeVar("ResultT")

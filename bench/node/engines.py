@@ -3,12 +3,12 @@
 import time
 
 from bench.rank.load import RankLoad, fill_pool
-from engine.config import ResolvedEngineConfig
 from engine.engine import Engine
 from engine.exchange.interface import RankExchange
 from engine.model.model import Model
 from engine.parallel.peers import Peers
 from engine.runner.backend import ModelBackend
+from engine.settings.device import ResolvedEngineConfig
 
 
 class RankEngine:

@@ -26,10 +26,11 @@ from bench.exchange.processes import on_each_gpu
 from bench.node.engines import RankEngine
 from bench.node.measure import SHAPE
 from bench.rank.model import MeasuredModel, make_rank
-from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve
+from engine.config import EngineConfig
 from engine.exchange.peer import PeerExchange
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Group, Layout
+from engine.settings.device import Hardware, ResolvedEngineConfig, resolve
 from mesh.blocks import BLOCK_TOKENS
 
 WAYS = ("alone", "one computes", "together")

@@ -22,7 +22,8 @@ from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, TimedSteps, start_steps, time_steps, trace_steps
 from capacity.ceilings import Ceilings
 from capacity.floor import decode_floor, decode_operations, guess_operations
-from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.exchange.interface import RankExchange
 from engine.exchange.peer import PeerExchange
@@ -34,6 +35,7 @@ from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Group, Layout
 from engine.parallel.peers import Peers
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, ResolvedEngineConfig, resolve
 from kernels.act_quant import quantize
 from kernels.moe_permute import combine
 

@@ -27,7 +27,7 @@ from bench.exchange.processes import on_each_gpu
 from bench.node.measure import SHAPE
 from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.exchange.peer import PeerExchange
 from engine.memory.rank_memory import work_bytes
 from engine.model.state import make_state
@@ -36,6 +36,7 @@ from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import StepTimer
+from engine.settings.device import Hardware, resolve
 from mesh.config import ObserveConfig
 from mesh.observe import configure
 from mesh.start_times import StartTimes, process_seconds

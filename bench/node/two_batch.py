@@ -28,12 +28,13 @@ from bench.node.muted import MutedExchange
 from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT
 from engine.batch import Row
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.exchange.peer import PeerExchange
 from engine.model.state import make_state
 from engine.parallel.layout import Layout
 from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import StepTimer
+from engine.settings.device import Hardware, resolve
 
 WAYS = ("whole", "in two", "muted")
 

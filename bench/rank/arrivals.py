@@ -29,10 +29,11 @@ from bench.meshes.http_peers import Lengths
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import MeasuredModel, make_rank
 from capacity.shapes import EXPERTS, SHAPES
-from engine.batch import Backend
-from engine.config import EngineConfig, Hardware, resolve
+from engine.backend import Backend
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from mesh.blocks import BLOCK_TOKENS
 
 # How the rank is kept full: seconds before it is measured, and of the measurement.

@@ -7,12 +7,13 @@ from statistics import median
 
 import torch
 
-from engine.batch import Row, StepShape
+from engine.batch import Row
 from engine.config import EngineConfig
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.runner.capture import Capture, CudaCapture
 from engine.runner.sizes import capture_drafting
+from engine.step.shape import StepShape
 from engine.step.two_batch import NEVER
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling

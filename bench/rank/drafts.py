@@ -19,10 +19,12 @@ from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
 from capacity.ceilings import Ceilings
 from capacity.floor import decode_floor, decode_operations, guess_operations
-from engine.batch import StepTimes
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
+from engine.pace.step_times import StepTimes
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from itertools import count, pairwise, product
 
 import torch
 
-from engine.batch import Backend, SparseMeasure
+from engine.backend import Backend
 from engine.engine import Engine
 from engine.model.context import DeviceState
-from engine.protocol.messages import Cancel, Submit
+from engine.protocol.messages import Cancel, SparseMeasure, Submit
 from kernels.index_keys import SCALE_BYTES, write_keys
 from mesh.blocks import BLOCK_TOKENS, HASH_BYTES, chain_hashes
 from mesh.domain.requests import TokenRequest

@@ -29,10 +29,11 @@ from rich.table import Table
 from bench.rank.load import RankLoad
 from bench.rank.model import MeasuredModel, make_rank
 from capacity.shapes import EXPERTS, SHAPES
-from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
+from engine.config import EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
 from engine.model import expanded_form
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from kernels.sparse_prefill import Selection, select_lines
 
 RECALL = 0.95

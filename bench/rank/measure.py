@@ -18,9 +18,10 @@ from bench.rank.power import EnergyCounter, Load, PowerMeter, PowerModel, measur
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, TRACED_STEPS, start_steps, time_steps, trace_steps
 from capacity.ceilings import Ceilings
 from capacity.floor import Operation, decode_floor, decode_operations
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 
 STEP_TOKENS = 16384
 PREFILL_PROMPTS = 19

@@ -29,10 +29,11 @@ from bench.rank.model import MeasuredModel, make_rank
 from bench.rank.plot import BLUE, GREY, ORANGE
 from bench.rank.steps import CONTEXT, SPARE_TOKENS, WARM_STEPS, time_steps
 from capacity.shapes import EXPERTS, SHAPES
-from engine.batch import Backend
-from engine.config import EngineConfig, Hardware, resolve
+from engine.backend import Backend
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 
 QUIET_STEPS = 30
 # Chunks of the prompt. The first ones are not timed, since their sizes follow from earlier measurements. Then this many

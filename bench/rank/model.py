@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from capacity.shapes import EXPERTS, SHAPES
-from engine.config import ResolvedEngineConfig
 from engine.exchange.interface import RankExchange
 from engine.model.activations import Normalized
 from engine.model.allocator import Allocator
@@ -18,6 +17,7 @@ from engine.model.config import ModelConfig
 from engine.model.gate import Gate
 from engine.model.model import Model
 from engine.model.moe import MixtureOfExperts
+from engine.settings.device import ResolvedEngineConfig
 from engine.weights.loading import make_allocator, make_model
 
 # The engine's names of number formats, by short names. "auto" means bfloat16 here.

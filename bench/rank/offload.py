@@ -25,11 +25,12 @@ from rich.table import Table
 from bench.rank.load import RankLoad, fill_pool
 from bench.rank.model import MeasuredModel, make_rank
 from capacity.shapes import EXPERTS, SHAPES
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.offload.config import OffloadConfig
 from engine.offload.host_pages import HostPages
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 
 STEP_TOKENS, PROMPT_TOKENS, STEPS = 16384, 4096, 5
 DECODE_CONTEXT, WARM_STEPS, DECODE_STEPS = 3500, 6, 20

@@ -34,9 +34,9 @@ from bench.tiers.first_tokens import PrefixBench, first_tokens_table
 from bench.tiers.rank import TierBackend
 from bench.tiers.several_ranks import steps_of_ranks
 from capacity.shapes import EXPERTS, SHAPES
-from engine.config import Hardware, resolve
 from engine.model.model import Model
 from engine.parallel.layout import Layout
+from engine.settings.device import Hardware, resolve
 from mesh.blocks import BLOCK_TOKENS
 from transfer.tuning import tune_for_gpu_transfers
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.exchange.peer import PeerExchange
 from engine.model.model import Model
@@ -13,6 +13,7 @@ from engine.moves.host_slots import HostSlots
 from engine.protocol.messages import Submit
 from engine.rank.loop import LOOK_SECONDS, READ_LOOK_SECONDS
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 from mesh.domain.targets import StoreTarget

@@ -13,11 +13,11 @@ from bench.rank.model import MeasuredModel, make_rank
 from bench.tiers.configuration import config_of
 from bench.tiers.decode_steps import DecodeLoad, Steps, measure_steps
 from bench.tiers.rank import TierBackend
-from engine.config import Hardware, resolve
 from engine.exchange.peer import PeerExchange
 from engine.model.config import read_model_config
 from engine.parallel.layout import Layout
 from engine.runner.cuda_sources import compile_sources
+from engine.settings.device import Hardware, resolve
 
 
 def steps_of_ranks(measured: MeasuredModel, load: DecodeLoad, layout: Layout) -> list[Steps]:

@@ -9,11 +9,12 @@ import torch
 from transformers import DeepseekV3ForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.memory.free_memory import free_bytes
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions
 

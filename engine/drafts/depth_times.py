@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.batch import Backend, StepTimes
+from engine.backend import Backend
+from engine.pace.step_times import StepTimes
 from engine.pace.timed_steps import decoding, quickest_step
 from mesh.progress import ProgressLog
 

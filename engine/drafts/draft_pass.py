@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from engine.batch import Row, StepShape
+from engine.batch import Row
 from engine.drafts.layers import RowEnds, accepted_drafts, compute_draft_layers, guess, no_block, note_guesses
 from engine.drafts.plan import Draws, leading_rows, plan_draft_prompts, plan_draws
 from engine.model.context import DeviceState
@@ -18,6 +18,7 @@ from engine.model.decode_inputs import DecodeRows
 from engine.model.inputs import blocks_of, decode_groups, join_context
 from engine.model.model import Model
 from engine.runner.micro_batches import MicroBatches
+from engine.step.shape import StepShape
 from kernels.decode_rows import NO_TOKEN
 from kernels.draft_check import settle
 from kernels.host_copy import to_device, to_indices

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from engine.batch import Batch, Launched, StepShape
+from engine.backend import Launched
+from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.drafts.draft_pass import EagerPass
 from engine.drafts.drafting import Drafter, DraftingStep
@@ -16,6 +17,7 @@ from engine.runner.micro_batches import MicroBatches
 from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.sizes import capture_drafting
 from engine.runner.steps import NoGraphs
+from engine.step.shape import StepShape
 from engine.step.two_batch import NEVER, TwoBatch
 
 

@@ -36,7 +36,7 @@ class Drafter:
 
 
 class DraftingStep:
-    """An `engine.batch.Launched`: the model's layers are computed, or on a GPU enqueued."""
+    """An `engine.backend.Launched`: the model's layers are computed, or on a GPU enqueued."""
 
     def __init__(
         self,

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from engine.batch import Row, StepShape
+from engine.batch import Row
 from engine.drafts.draft_pass import DraftPass
 from engine.drafts.graph import CapturedPass, DraftGraph
 from engine.drafts.tail_pass import TailPass
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.runner.capture import Capture
+from engine.step.shape import StepShape
 from engine.step.two_batch import NEVER, TwoBatch
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.config import EngineConfig
 from engine.memory.free_memory import free_bytes
 from engine.memory.memory_plan import (
     CAPTURED_LAYER_BYTES,
@@ -33,6 +33,7 @@ from engine.runner.sizes import (
     step_sizes,
 )
 from engine.runner.two_batch_times import may_take_two
+from engine.settings.device import ResolvedEngineConfig
 from engine.step.two_batch import ALWAYS, NEVER
 from mesh.blocks import BLOCK_TOKENS, blocks_for
 

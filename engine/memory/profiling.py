@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from msgspec.structs import replace
 
-from engine.batch import History, Row, shape_of
+from engine.batch import History, Row
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
@@ -13,6 +13,7 @@ from engine.model.prompt_forms import EXPANDED_TOKENS
 from engine.runner import step_parts
 from engine.runner.micro_batches import halves
 from engine.runner.sampler import Sampler
+from engine.step.shape import shape_of
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill

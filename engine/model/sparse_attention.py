@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.batch import SparseMeasure
 from engine.model.expanded_attention import Expand, cut_heads
+from engine.protocol.messages import SparseMeasure
 from kernels.act_quant import QuantizedRows
 from kernels.host_copy import HostCopies
 from kernels.sparse_prefill import (

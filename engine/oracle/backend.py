@@ -14,12 +14,16 @@ import numpy as np
 import psutil
 
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes, with_known_tokens
-from engine.config import MOST_DRAFTS, EngineConfig
+from engine.batch import Batch, Row, Sample, with_known_tokens
+from engine.config import EngineConfig
+from engine.drafts.config import MOST_DRAFTS
 from engine.memory.room import check_room, host_slots
 from engine.moves.host_slots import HostSlots, PlainSlots
 from engine.oracle.tokens import BASE, INVERSE_BASE, Indices, Words, change_some, draw_tokens, mix, powers
+from engine.pace.step_times import StepTimes
+from engine.protocol.messages import SparseMeasure
 from engine.requests.thinking import ThinkTokens
+from engine.step.shape import StepShape
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import Logprobs, PromptLogprobs
@@ -206,7 +210,7 @@ def _speed(config: EngineConfig) -> WorkerSpeed | None:
 
 
 class OracleStep:
-    """An `engine.batch.Launched`: the KV of its rows is written already."""
+    """An `engine.backend.Launched`: the KV of its rows is written already."""
 
     def __init__(self, draw: Callable[[], list[Sample | None]], prompt_logprobs: Mapping[int, PromptLogprobs]) -> None:
         self._draw = draw

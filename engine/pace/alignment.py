@@ -8,7 +8,7 @@ likewise (`attention_dp_config.batching_wait_iters`). A tail (see `mesh.tails`) 
 from dataclasses import dataclass, replace
 from typing import Self
 
-from engine.batch import StepShape
+from engine.step.shape import StepShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """How many tokens to guess after each that is drawn: the depth that brings most tokens a second."""
 
-from engine.batch import StepTimes
-from engine.config import MOST_DRAFTS
+from engine.drafts.config import MOST_DRAFTS
+from engine.pace.step_times import StepTimes
 from engine.protocol.messages import DraftCounts
 
 # Assumed shares of rows whose first draft is right, whose first two drafts are right, ... until some were verified.

@@ -4,10 +4,12 @@ import time
 from collections.abc import Callable
 from math import isqrt
 
-from engine.batch import Backend, Batch, Row, shape_of
+from engine.backend import Backend
+from engine.batch import Batch, Row
 from engine.config import EngineConfig
 from engine.pace.draft_depth import PRIOR
 from engine.pace.timed_steps import decoding, drawn_tokens, quickest_step
+from engine.step.shape import shape_of
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.domain.workers import PromptPace, WorkerSpeed

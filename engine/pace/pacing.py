@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.batch import Backend, StepShape
+from engine.backend import Backend
 from engine.config import EngineConfig
 from engine.pace.alignment import Alignment
 from engine.pace.draft_depth import DraftDepth
@@ -16,6 +16,7 @@ from engine.parallel.layout import Layout
 from engine.plan.step_plan import PromptLimits, PromptsAhead, PromptsLeft
 from engine.protocol.messages import DraftCounts
 from engine.step.pipeline import CollectedStep
+from engine.step.shape import StepShape
 from engine.step.step_work import Proposal, StepWork
 
 

@@ -22,7 +22,7 @@ def most_rows(max_requests: int, max_step_tokens: int) -> int:
 
 
 class Tails(msgspec.Struct, frozen=True):
-    """What the backend captures: see `engine.batch.Backend`."""
+    """What the backend captures: see `engine.backend.Backend`."""
 
     captured_rows: int = 0
     draft_layers: int = 0

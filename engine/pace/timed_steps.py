@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 
-from engine.batch import Backend, Batch, Launched, Row, StepShape
+from engine.backend import Backend, Launched
+from engine.batch import Batch, Row
+from engine.step.shape import StepShape
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 

@@ -8,7 +8,7 @@ one that has begun, then the next rank's.
 from dataclasses import dataclass, replace
 from typing import Self
 
-from engine.batch import StepShape
+from engine.step.shape import StepShape
 
 # Tokens of a prompt that waits for its turn. Two ranks compute two shorter ones at once in less time than all ranks one
 # after the other, since a step with prompts takes the hosts longer than the GPUs (four H200, DeepSeek-R1).

@@ -2,11 +2,11 @@
 
 from functools import reduce
 
-from engine.batch import StepShape
 from engine.parallel.host_line import HostLine
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.peers import Peers
 from engine.step.agreement import Agreement, agreed, packed
+from engine.step.shape import StepShape
 
 # The neutral shape: agreeing on another shape with it makes that no larger.
 _LEAST = StepShape(0, stopping=True)

@@ -9,11 +9,11 @@ import mmap
 import time
 from collections.abc import Callable
 
-from engine.batch import StepShape
 from engine.parallel.group_memory import GroupMemory
 from engine.parallel.meeting import LOOK_SECONDS
 from engine.parallel.semaphores import SEMAPHORE_BYTES, Semaphores
 from engine.step.agreement import PACKED_BITS, agreed, packed
+from engine.step.shape import StepShape
 from mesh.errors import RankLost
 
 # Ranks that compute a step together finish it at about the same time. Sleeping and being woken takes about this long.

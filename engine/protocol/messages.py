@@ -12,7 +12,6 @@ ranks on several hosts find each other, before they are Ready.
 import msgspec
 
 from engine.balance.report import BalanceReport
-from engine.batch import SparseMeasure
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.outputs import FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
@@ -208,6 +207,15 @@ class LandingOpened(msgspec.Struct, tag="landing_opened"):
     key: int
     ticket: Ticket
     held_blocks: int
+
+
+class SparseMeasure(msgspec.Struct, frozen=True, array_like=True):
+    """What sparse attention kept of one chunk, in one layer."""
+
+    # Which share of the exact attention was kept: the mean over the heads and some of the queries.
+    recall: float
+    # Which share of the blocks that exact attention computes was computed.
+    density: float
 
 
 class StepResult(msgspec.Struct, tag="step"):

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from engine.batch import Backend
-from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve
+from engine.backend import Backend
+from engine.config import EngineConfig
 from engine.oracle.backend import OracleBackend
 from engine.parallel.peers import Peers
 from engine.rank.gpu import take_gpu
 from engine.rank.link import Rendezvous
+from engine.settings.device import Hardware, ResolvedEngineConfig, resolve
 from mesh.errors import EngineFailed
 from mesh.start_times import StartTimes
 

@@ -1,11 +1,13 @@
 """The loops of a rank: messages in, steps, results out. One that follows the first of its TP group has no requests."""
 
-from engine.batch import Backend, Batch, Launched, StepShape
+from engine.backend import Backend, Launched
+from engine.batch import Batch
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, FirstToken, Found, Release, Start, Stop, Submit, ToRank
 from engine.rank.heartbeat import Heartbeat
 from engine.rank.link import RankLink
 from engine.step.agreement import Agreement
+from engine.step.shape import StepShape
 
 # How often the rank looks at the counters of open transfers while nothing else happens.
 LOOK_SECONDS = 0.25

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.batch import Backend
+from engine.backend import Backend
 from engine.config import EngineConfig
 from engine.constraints.constraints import Constraints, load_constraints
 from engine.engine import Engine

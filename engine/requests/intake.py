@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.batch import Backend, History
+from engine.backend import Backend
+from engine.batch import History
 from engine.config import EngineConfig
 from engine.constraints.constraints import Constraints
 from engine.protocol.messages import Submit

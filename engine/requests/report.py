@@ -1,8 +1,9 @@
 """What the engine reports to its service."""
 
-from engine.batch import Backend, Sample
+from engine.backend import Backend
+from engine.batch import Sample
 from engine.blocks.kv_pool import BlockPool
-from engine.config import MOST_DRAFTS
+from engine.drafts.config import MOST_DRAFTS
 from engine.moves.host_tier import HostTier
 from engine.moves.transfers import Transfers
 from engine.pace.pacing import Pacing

@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import torch
 
+from engine.backend import Launched
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Launched, SparseMeasure, StepShape, shape_of
-from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.batch import Batch
+from engine.config import EngineConfig
 from engine.drafts.draft_steps import DraftSteps
 from engine.drafts.drafting import Drafter
 from engine.drafts.relaxation import RelaxationRule
@@ -27,6 +28,7 @@ from engine.model.config import read_model_config
 from engine.model.context import DeviceState
 from engine.model.model import Model
 from engine.moves.host_slots import HostSlots, PlainSlots
+from engine.protocol.messages import SparseMeasure
 from engine.requests.thinking import read_think_tokens
 from engine.runner.balancer import Balancer, balancer_of
 from engine.runner.capture import CudaCapture
@@ -47,6 +49,8 @@ from engine.runner.staged_slots import StagedSlots
 from engine.runner.steps import Steps
 from engine.runner.two_batch_times import choose_two_batch
 from engine.runner.warm_up import StepKind, largest_steps, near_start, warm_up
+from engine.settings.device import ResolvedEngineConfig
+from engine.step.shape import StepShape, shape_of
 from engine.weights.loading import join_loading, make_model
 from kernels.host_copy import to_indices
 from mesh.start_times import StartTimes
@@ -57,7 +61,7 @@ _log = logging.getLogger("deepmesh.engine")
 
 
 class ModelBackend:
-    """An `engine.batch.Backend` over a checkpoint, or with random weights.
+    """An `engine.backend.Backend` over a checkpoint, or with random weights.
 
     Attributes:
         steps: how steps are launched, chosen once: with drafts or without.
@@ -217,7 +221,7 @@ class ModelBackend:
 
     @torch.inference_mode()
     def clear_drafts(self, block_ids: Sequence[int]) -> None:
-        """See engine.batch.Backend."""
+        """See engine.backend.Backend."""
         first = self._model.config.num_hidden_layers
         blocks = to_indices(block_ids, self.state.device)
         for plane in self.state.planes:

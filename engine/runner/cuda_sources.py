@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from engine.config import ResolvedEngineConfig
 from engine.model.config import ModelConfig
 from engine.model.quantization import WEIGHT_GROUP, Stored
+from engine.settings.device import ResolvedEngineConfig
 from kernels import __file__ as package
 from kernels.act_quant.quantized import cuda_macros
 from kernels.hopper import is_hopper

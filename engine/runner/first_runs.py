@@ -15,8 +15,7 @@ from threading import Thread
 
 import torch
 
-from engine.batch import Batch, Row, shape_of
-from engine.config import ResolvedEngineConfig
+from engine.batch import Batch, Row
 from engine.memory.pool_plan import device_state
 from engine.model.context import DeviceState
 from engine.model.model import Model
@@ -26,6 +25,8 @@ from engine.runner.sampler import draw_nothing
 from engine.runner.sizes import padded_size
 from engine.runner.steps import Steps
 from engine.runner.warm_up import GREEDY, StepKind, decoding_steps, kind_of, warm_up_steps
+from engine.settings.device import ResolvedEngineConfig
+from engine.step.shape import shape_of
 from engine.step.two_batch import NEVER
 
 _log = logging.getLogger("deepmesh.engine")

@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from engine.batch import Row, StepShape
+from engine.batch import Row
 from engine.model.context import DeviceState
 from engine.model.decode_inputs import pack_decode_rows, packed_size, unpack_decode_rows
 from engine.model.model import Model
 from engine.runner import step_parts
 from engine.runner.capture import Capture
+from engine.step.shape import StepShape
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import copy_to_device
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.batch import Backend, StepTimes
-from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.backend import Backend
+from engine.config import EngineConfig
 from engine.drafts.depth_times import measure_depths
 from engine.model.config import ModelConfig
 from engine.pace.first_speed import measure_speed
+from engine.pace.step_times import StepTimes
+from engine.settings.device import ResolvedEngineConfig
 from kernels.cache_files import package_version, read_cached, write_cached
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import WorkerSpeed

@@ -64,7 +64,7 @@ class StepEvents:
 
 
 class LaunchedStep:
-    """An `engine.batch.Launched` of a step without drafts."""
+    """An `engine.backend.Launched` of a step without drafts."""
 
     def __init__(
         self,

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from engine.batch import Row, StepShape
+from engine.batch import Row
 from engine.model.context import ForwardContext
 from engine.model.model import Model, OnLayers
 from engine.runner import step_parts
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.spreading import Spread, Spreading
+from engine.step.shape import StepShape
 from engine.step.two_batch import TwoBatch
 
 # Halves may differ by this share of the step's tokens if no prompt has to be cut then: tokens after a cut have to read

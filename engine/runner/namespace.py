@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.config import EngineConfig
 from engine.model.config import ModelConfig
+from engine.settings.device import ResolvedEngineConfig
 from engine.weights.fingerprint import weights_fingerprint
 from mesh.domain.kv_identity import KvNamespace
 

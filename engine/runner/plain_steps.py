@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.batch import Batch, Launched, Row, StepShape
+from engine.backend import Launched
+from engine.batch import Batch, Row
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context, last_tokens
 from engine.model.model import Model, OnLayers
@@ -17,6 +18,7 @@ from engine.runner.prompt_logits import PendingPromptLogprobs, wanted
 from engine.runner.sampler import Sampler
 from engine.runner.sizes import capture_decoding
 from engine.runner.steps import NoGraphs
+from engine.step.shape import StepShape
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import to_indices
 

@@ -4,10 +4,10 @@ import logging
 
 import torch
 
-from engine.config import ResolvedEngineConfig
 from engine.memory.free_memory import free_bytes
 from engine.memory.pool_plan import PoolPlan
 from engine.memory.rank_memory import GB
+from engine.settings.device import ResolvedEngineConfig
 
 _log = logging.getLogger("deepmesh.engine")
 

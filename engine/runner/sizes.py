@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.config import EngineConfig
 from engine.drafts.graphs import DraftGraphs
 from engine.model.context import DeviceState
 from engine.model.model import Model
@@ -17,6 +17,7 @@ from engine.runner.capture import Capture
 from engine.runner.graph_sizes import graph_depths
 from engine.runner.graphs import DecodeGraphs
 from engine.runner.prompt_graphs import MOST_DECODING, PromptGraphs
+from engine.settings.device import ResolvedEngineConfig
 from engine.step.two_batch import TwoBatch
 from mesh.blocks import blocks_for
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.batch import Row, StepShape
+from engine.batch import Row
 from engine.exchange.interface import RankExchange
 from engine.model.context import DeviceState, SharedLatents
 from engine.model.expert_group import ExpertGroup
@@ -19,6 +19,7 @@ from engine.model.slots import slots_between
 from engine.parallel.layout import Group
 from engine.runner.block_copies import copy_blocks
 from engine.runner.spread import Division, Offer, chosen, offered, other_tokens
+from engine.step.shape import StepShape
 from kernels.host_copy import to_device, to_indices
 from kernels.kv_copy.words import as_words
 from mesh.blocks import BLOCK_TOKENS, blocks_for

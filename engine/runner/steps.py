@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
-from engine.batch import Batch, Launched, Row, StepShape
+from engine.backend import Launched
+from engine.batch import Batch, Row
 from engine.runner.capture import Capture
 from engine.runner.launched_step import StepEvents
 from engine.runner.micro_batches import MicroBatches
+from engine.step.shape import StepShape
 from engine.step.two_batch import TwoBatch
 
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from engine.batch import Row, shape_of
-from engine.config import EngineConfig, ResolvedEngineConfig
+from engine.batch import Row
+from engine.config import EngineConfig
 from engine.model.context import DeviceState
 from engine.model.inputs import build_context
 from engine.model.model import Model
 from engine.runner import step_parts
 from engine.runner.capture import CudaCapture
 from engine.runner.micro_batches import MicroBatch, halves
+from engine.settings.device import ResolvedEngineConfig
+from engine.step.shape import shape_of
 from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling

@@ -12,12 +12,13 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from engine.batch import Batch, History, Row, StepShape, shape_of
+from engine.batch import Batch, History, Row
 from engine.config import EngineConfig
 from engine.model.context import DeviceState
 from engine.model.prompt_forms import EXPANDED_TOKENS
 from engine.runner.sizes import step_sizes
 from engine.runner.steps import Steps
+from engine.step.shape import StepShape, shape_of
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill

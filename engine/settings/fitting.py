@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine.config import EngineConfig, kept_weights
+from engine.config import EngineConfig
 from engine.memory.rank_memory import GB, RankMemory, largest, reckon
 from engine.model.config import ModelConfig
 from engine.model.quantization import AT_LOAD, KeptWeights, Stored
 from engine.parallel.layout import Layout
 from engine.settings.card import Card
 from engine.settings.choice import value_of, with_value
+from engine.settings.device import kept_weights
 from engine.settings.products import check_products, multiplies
 from engine.settings.resolve import resolve_settings
 from engine.settings.rules import FEWEST_REQUESTS, REQUEST_TOKENS

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from engine.config import EngineConfig, kept_weights
+from engine.config import EngineConfig
 from engine.model.config import ModelConfig
 from engine.parallel.layout import Layout
 from engine.settings.card import Card, smallest
 from engine.settings.choice import Choice, value_of
+from engine.settings.device import kept_weights
 from engine.settings.layout import choose_parallel
 from engine.settings.quality import SHOWN, Shown
 from engine.settings.rules import NO_TRANSFERS, RULES, Situation, given
@@ -18,7 +19,7 @@ from mesh.domain.workers import WorkerRole
 @dataclass(frozen=True)
 class Resolved:
     """engine: with every setting that a rule is about; what depends on the device alone is settled in the rank
-    (`engine.config.resolve`). choices: one of each rule, in their order.
+    (`engine.settings.device`). choices: one of each rule, in their order.
     """
 
     engine: EngineConfig

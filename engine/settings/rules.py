@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from engine.config import MOST_DRAFTS, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import MOST_DRAFTS
 from engine.memory.rank_memory import RankMemory, reckon
 from engine.model.config import ModelConfig
 from engine.model.quantization import KeptWeights, Stored

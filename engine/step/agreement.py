@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.batch import StepShape
+from engine.step.shape import StepShape
 
 PACKED_BITS = 62
 

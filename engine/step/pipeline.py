@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from engine.batch import Backend, Batch, Launched, Row, Sample, StepShape
+from engine.backend import Backend, Launched
+from engine.batch import Batch, Row, Sample
 from engine.pace.step_meter import NO_PROMPTS, PromptTokens
 from engine.requests.request import Request
+from engine.step.shape import StepShape
 from engine.step.step_work import StepWork
 from mesh.observe import span
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.batch import Row, StepShape
+from engine.batch import Row
 from engine.pace.tails import Tails
 from engine.plan.step_plan import Chunk
 from engine.requests.request import Request
+from engine.step.shape import StepShape
 
 
 class StepWork(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ import torch
 from engine.balance.config import BalanceConfig
 from engine.balance.placement import ExpertPlacement
 from engine.balance.placements import first_placements
-from engine.config import ResolvedEngineConfig
 from engine.exchange.interface import RankExchange
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig, read_model_config
@@ -22,6 +21,7 @@ from engine.model.mtp import SHARED_WITH_MODEL
 from engine.model.quantization import AT_LOAD, PACKED_NEEDS, KeptWeights, Quantization, Stored
 from engine.model.share import check_division, check_experts
 from engine.parallel.layout import Group
+from engine.settings.device import ResolvedEngineConfig
 from engine.weights.checkpoint import load_weights
 from engine.weights.nvfp4 import nvfp4_layers
 from engine.weights.offloading import Offloading

@@ -5,7 +5,6 @@ import logging
 import torch
 from psutil import virtual_memory
 
-from engine.config import ResolvedEngineConfig
 from engine.memory.free_memory import free_bytes
 from engine.memory.memory_plan import copy_bytes
 from engine.memory.rank_memory import work_bytes
@@ -13,6 +12,7 @@ from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.expert_group import ExpertGroup
 from engine.offload.choice import GB, MemoryNeed, fewest_layers, spread
+from engine.settings.device import ResolvedEngineConfig
 from engine.weights.sizes import Sizes, sizes_of
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import ConfigError

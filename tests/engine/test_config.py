@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import MOST_GPU_RANKS, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.parallel.config import ParallelConfig
+from engine.settings.device import MOST_GPU_RANKS, Hardware, resolve
 from kernels.peer_exchange.region import MOST_RANKS
 from mesh.config_values import load
 from mesh.errors import ConfigError

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import DeepseekV3ForCausalLM
 
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.protocol.messages import Submit
 from mesh.domain.sampling import Sampling

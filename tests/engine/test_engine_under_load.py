@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import StepTimes
 from engine.engine import Engine
 from engine.oracle.tokens import oracle_tokens
+from engine.pace.step_times import StepTimes
 from engine.protocol.messages import Cancel, Submit
 from mesh.domain.sampling import Sampling
 from tests.support.engines import VOCABULARY, Others, Transcript, assert_at_rest, oracle_engine, prompt_of, submit_of

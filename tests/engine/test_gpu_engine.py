@@ -11,11 +11,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.batch import Batch, StepShape, execute
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.backend import execute
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.protocol.messages import Cancel, Submit
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
+from engine.step.shape import StepShape
 from eval.tasks import LONG_TASKS, draw_long
 from gateway.prompts.chat import find_chat_template
 from gateway.prompts.tokenizer import load_tokenizer

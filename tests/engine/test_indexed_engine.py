@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.parallel.config import ParallelConfig
 from engine.runner.backend import ModelBackend

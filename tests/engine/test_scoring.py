@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from engine.balance.report import BalanceReport
-from engine.batch import Batch, Row, Sample, SparseMeasure, StepShape, StepTimes
+from engine.batch import Batch, Row, Sample
+from engine.pace.step_times import StepTimes
+from engine.protocol.messages import SparseMeasure
 from engine.requests.thinking import ThinkTokens
 from engine.scoring import ScoringConfig, main, token_logprobs
+from engine.step.shape import StepShape
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config_values import load
 from mesh.domain.kv_identity import KvNamespace

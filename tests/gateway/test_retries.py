@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.config import DispatchConfig
-from gateway.retries import LONGEST_PAUSE_SECONDS, Retries, attempt_outcome
+from gateway.retries import LONGEST_PAUSE_SECONDS, MOST_SCHEDULER_SECONDS, Retries, attempt_outcome
 from mesh.domain.placement import AttemptOutcome
 from mesh.errors import (
     ContextExceeded,
@@ -10,6 +10,7 @@ from mesh.errors import (
     NoWorker,
     Overloaded,
     PrefillLost,
+    SchedulerUnavailable,
     UnknownRequest,
     WorkerFull,
     WorkerLost,
@@ -91,6 +92,22 @@ def test_no_worker_is_waited_for_and_then_told_of() -> None:
     clock.now = 10.0
     with pytest.raises(NoWorker):
         retries.pause_seconds(NONE)
+
+
+def test_a_scheduler_is_waited_for_seconds_and_then_told_of() -> None:
+    clock, gone = Clock(), SchedulerUnavailable("no answer")
+    retries = Retries(DispatchConfig(worker_seconds=120.0), clock)
+    retries.begin()
+    assert retries.settle_refusal(gone, None) is gone
+    clock.now = MOST_SCHEDULER_SECONDS - 0.1
+    retries.pause_seconds(gone)
+    clock.now = MOST_SCHEDULER_SECONDS
+    with pytest.raises(SchedulerUnavailable):
+        retries.pause_seconds(gone)
+    # Back, it knows no worker yet.
+    assert retries.settle_refusal(NONE, gone) is NONE
+    clock.now = MOST_SCHEDULER_SECONDS + 119.9
+    retries.pause_seconds(retries.settle_refusal(gone, NONE))
 
 
 @pytest.mark.parametrize("refusal", [Overloaded("full"), ContextExceeded("long")])

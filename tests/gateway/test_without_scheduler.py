@@ -1,5 +1,7 @@
 """Placement from the last snapshot, and its end."""
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -7,12 +9,13 @@ from gateway.config import DispatchConfig
 from mesh.errors import NoWorkerYet, RemoteError
 from mesh.rpc.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
-from tests.support.gateways import collect, ids_request, running_mesh
+from tests.support.gateways import collect, dispatch, ids_request, running_mesh
 from tests.support.waiting import eventually
 
 
 async def test_requests_are_placed_from_the_snapshot_for_one_lease() -> None:
-    async with running_mesh(FakeDecodeWorker(), FakeDecodeWorker(worker_id="decode-1")) as mesh:
+    workers = (FakeDecodeWorker(), FakeDecodeWorker(worker_id="decode-1"))
+    async with running_mesh(*workers, dispatch=dispatch(worker_seconds=0.1)) as mesh:
         await eventually(lambda: len(mesh.gateway.directory.incarnations()) == 2)
         # So long may the machine take for one answer.
         mesh.scheduler.lease_seconds = 4.0
@@ -26,6 +29,23 @@ async def test_requests_are_placed_from_the_snapshot_for_one_lease() -> None:
             await collect(mesh, ids_request())
         error = from_rpc_error(caught.value)
         assert (error.code.name, error.reason) == ("UNAVAILABLE", "SCHEDULER_UNAVAILABLE")
+
+
+async def test_a_request_waits_for_the_only_scheduler() -> None:
+    workers = (FakeDecodeWorker(), FakeDecodeWorker(worker_id="decode-1"))
+    async with running_mesh(*workers, dispatch=dispatch(worker_seconds=60.0)) as mesh:
+        await eventually(lambda: len(mesh.gateway.directory.incarnations()) == 2)
+        mesh.scheduler.lease_seconds = 0.1
+        mesh.scheduler.remove("decode-1")
+        await eventually(lambda: len(mesh.gateway.directory.incarnations()) == 1)
+        port = mesh.scheduler_server.port
+        await mesh.scheduler_server.__aexit__(None, None, None)
+        await eventually(lambda: not mesh.gateway.available)
+        answer = asyncio.create_task(collect(mesh, ids_request()))
+        done, _ = await asyncio.wait([answer], timeout=0.5)
+        assert not done
+        async with mesh.scheduler.server(port):
+            assert (await answer).token_ids == oracle_tokens([5, 6, 7], 8)
 
 
 async def test_live_requests_outlive_the_scheduler() -> None:

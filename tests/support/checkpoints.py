@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-import engine.batch
+import engine.backend
 from engine.batch import Batch, Row, Sample
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.sampling import Sampling
 from tools.make_checkpoint import make_checkpoint
@@ -76,7 +77,7 @@ def prompt_row(token_ids: Sequence[int], start: int, stop: int, blocks: Sequence
 
 
 def execute(backend: ModelBackend, *rows: Row) -> list[Sample | None]:
-    return engine.batch.execute(backend, Batch(step=0, rows=rows))
+    return engine.backend.execute(backend, Batch(step=0, rows=rows))
 
 
 def generate(

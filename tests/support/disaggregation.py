@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from engine.batch import Batch, StepShape
+from engine.batch import Batch
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend, OracleStep
 from engine.protocol.messages import Cancel, LandingOpened, Output, StepResult, Submit
+from engine.step.shape import StepShape
 from mesh.domain.targets import StoreTarget
 from tests.support.engines import Transcript, oracle_config
 from tests.support.fake_agent import Fabric, FakeAgent

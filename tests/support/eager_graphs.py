@@ -7,13 +7,15 @@ from functools import partial
 import pytest
 import torch
 
-from engine.batch import Batch, Launched, StepShape
+from engine.backend import Launched
+from engine.batch import Batch
 from engine.model.context import ForwardContext
 from engine.model.model import OnLayers
 from engine.runner.backend import ModelBackend
 from engine.runner.capture import Pieces
 from engine.runner.prompt_graphs import PromptGraphs
 from engine.runner.sizes import padded_size
+from engine.step.shape import StepShape
 from engine.step.two_batch import NEVER, TwoBatch
 
 

@@ -9,11 +9,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from engine.batch import Batch, Launched, Sample, StepShape, StepTimes
-from engine.config import EngineConfig, OracleConfig
+from engine.backend import Launched
+from engine.batch import Batch, Sample
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
+from engine.oracle.config import OracleConfig
+from engine.pace.step_times import StepTimes
 from engine.protocol.messages import Output, StepResult, Submit
+from engine.step.shape import StepShape
 from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.domain.sampling import Sampling, StopConditions

@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from torch._C._distributed_c10d import HashStore
 
 from bench.rank.following import follow
-from engine.batch import StepShape
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.parallel.hosts_lockstep import agreement_of
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from engine.step.agreement import Agreement
+from engine.step.shape import StepShape
 from tests.support.engines import Transcript
 from tests.support.exchanges import exchange_of
 from tests.support.rank_threads import on_each_rank

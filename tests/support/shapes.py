@@ -1,6 +1,6 @@
 """Shapes of steps that ranks propose."""
 
-from engine.batch import StepShape
+from engine.step.shape import StepShape
 
 
 def decoding(rows: int, *, stopping: bool = False, waiting_prompts: int = 0) -> StepShape:

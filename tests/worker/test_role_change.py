@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 from deepmesh.internal.v1 import worker_pb2, worker_pb2_grpc
 
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.parallel.config import ParallelConfig
 from engine.role_change import check_keeps_weights
 from mesh.config_values import load

@@ -45,16 +45,16 @@ async def serve_host(config: WorkerConfig, role: WorkerRole, place: HostPlace) -
 
     If the first host's service ends before, or lets this host go because another was lost, the ranks keep what they
     have loaded, and this host joins again. A signal to this host alone has the worker drain before it goes on without
-    it. config: must have the worker's id. Raises ConfigError if the first host
+    it; a host that has not joined ends at once. config: must have the worker's id. Raises ConfigError if the first host
     refuses this one, EngineFailed if a rank ends before it was stopped, or cannot keep what it has loaded.
     """
     resolved = settled(config, role)
     async with MeshServer(config.server, role.value, [], server_tls(config.security.tls)) as server:
-        signalled, stopping = asyncio.create_task(server.until_signal()), asyncio.Event()
-        serving = asyncio.create_task(_serve(config, resolved, role, place, server, stopping))
+        signalled, stopping, joined = asyncio.create_task(server.until_signal()), asyncio.Event(), asyncio.Event()
+        serving = asyncio.create_task(_serve(config, resolved, role, place, server, stopping, joined))
         try:
             await asyncio.wait({signalled, serving}, return_when=asyncio.FIRST_COMPLETED)
-            if not serving.done():
+            if joined.is_set() and not serving.done():
                 # The worker may have requests to finish.
                 _log.info("waiting for the worker's first host to stop the ranks")
                 stopping.set()
@@ -74,21 +74,24 @@ async def _serve(
     place: HostPlace,
     server: MeshServer,
     stopping: asyncio.Event,
+    joined: asyncio.Event,
 ) -> None:
-    """stopping: set once this host has been told to stop."""
+    """stopping: set once this host has been told to stop; joined: set here while the host belongs to the worker."""
     assert config.worker_id is not None and place.first is not None
     join = wire.join(config.worker_id, place.number, config.engine.model_dump_json().encode(), own_version())
     async with service_channels(config.security.tls).open(place.first, Role(role.value)) as channel:
         stub, ranks, stopped = hosts_pb2_grpc.HostsServiceStub(channel), None, False
         try:
             while not stopped:
-                link, joined = await _join(stub, join, place.first)
+                link, worker = await _join(stub, join, place.first)
+                joined.set()
                 try:
                     ranks = ranks or await HostRanks.start(resolved, place.number)
                     await server.ready()
                     _log.info("host ready", extra={"fields": {"host": place.number, "worker": config.worker_id}})
-                    stopped = await link.run(ranks, on_hosts(resolved, joined.hosts), joined.place, stopping)
+                    stopped = await link.run(ranks, on_hosts(resolved, worker.hosts), worker.place, stopping)
                 finally:
+                    joined.clear()
                     link.close()
                 stopped = stopped or stopping.is_set()
                 if not stopped:

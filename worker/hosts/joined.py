@@ -44,7 +44,7 @@ class JoinedHosts:
 
     Attributes:
         ranks_a_host: how many ranks each host has, this one too.
-        stopping: set once a host has been told to stop.
+        stopping: set once a host has been told to stop after the worker has formed.
     """
 
     def __init__(self, engine: EngineConfig) -> None:
@@ -107,6 +107,13 @@ class JoinedHosts:
         if not self._formed.is_set() and self._hosts.get(host.number) is host:
             del self._hosts[host.number]
             self._count_missing()
+
+    def told_to_stop(self, host: JoinedHost) -> None:
+        """The host has been told to stop. A worker that has formed may have requests, and drains first."""
+        if self._formed.is_set():
+            self.stopping.set()
+        else:
+            host.dismiss()
 
     async def wait(self) -> int:
         """Return once it is known with which hosts the worker forms, and with how many, this one too: all, or after

@@ -120,7 +120,7 @@ def _handle(hosts: JoinedHosts, host: JoinedHost, request: hosts_pb2.JoinWorkerR
     elif kind == "record":
         hosts.carry(host.number, request.record)
     elif kind == "stopping":
-        hosts.stopping.set()
+        hosts.told_to_stop(host)
     elif kind == "ended":
         _rank(host, request.ended.rank).ended(request.ended.status)
     elif kind == "join":

@@ -12,11 +12,13 @@ from bench.rank.acceptance import NONE_RIGHT
 from bench.rank.kernel_trace import Interval, KernelTrace
 from bench.rank.model import MeasuredModel, make_rank
 from capacity.ceilings import Ceilings
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.exchange.host import HostExchange
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.settings.device import Hardware, resolve
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.rank_threads import on_each_rank
 

@@ -10,9 +10,10 @@ from bench.node.measure import Options
 from bench.rank import steps
 from bench.rank.kernel_trace import Interval, KernelTrace
 from bench.rank.model import MeasuredModel
-from engine.config import EngineConfig, Hardware, ResolvedEngineConfig, resolve
+from engine.config import EngineConfig
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
+from engine.settings.device import Hardware, ResolvedEngineConfig, resolve
 from tests.support.checkpoints import tiny_checkpoint
 
 

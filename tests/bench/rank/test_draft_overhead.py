@@ -7,7 +7,8 @@ import pytest
 
 from bench.rank import draft_overhead
 from bench.rank.draft_overhead import DraftOverhead, measure_overhead
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from launcher.shipped_model import shipped_model
 from tests.support.checkpoints import model_backend
 from tests.support.eager_graphs import EagerCapture

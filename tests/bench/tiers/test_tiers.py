@@ -9,8 +9,9 @@ from bench.tiers import rank
 from bench.tiers.decode_steps import DecodeLoad, measure_steps, steps_table
 from bench.tiers.first_tokens import HOST, POOL, RECOMPUTED, FirstTokens, PrefixBench, first_tokens_table
 from bench.tiers.rank import TierBackend
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.moves.host_slots import PlainSlots
+from engine.settings.device import Hardware, resolve
 from engine.weights.loading import make_model
 from mesh.errors import EngineFailed
 from tests.support.checkpoints import tiny_checkpoint

@@ -13,7 +13,8 @@ from transformers import DeepseekV3ForCausalLM
 from engine.balance.config import BalanceConfig
 from engine.balance.placement import first_placement
 from engine.balance.placements import first_placements, grouping_of
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.exchange.host import HostExchange
 from engine.model.config import read_model_config

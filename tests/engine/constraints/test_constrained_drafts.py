@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import DraftsConfig
+from engine.drafts.config import DraftsConfig
 from engine.protocol.messages import Submit
 from engine.runner.backend import ModelBackend
 from mesh.domain.constraints import Constraint

@@ -4,9 +4,10 @@ import logging
 
 import pytest
 
-from engine.batch import Batch, StepShape
+from engine.batch import Batch
 from engine.drafts.depth_times import measure_depths
 from engine.oracle.backend import OracleBackend, OracleStep
+from engine.step.shape import StepShape
 from tests.support.engines import oracle_config
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.protocol.messages import LandingOpened
 from engine.runner.backend import ModelBackend

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, StepShape, execute
-from engine.config import DraftsConfig, EngineConfig
+from engine.backend import execute
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.step.shape import StepShape
 from launcher.shipped_model import shipped_model
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, Row, StepShape, execute
-from engine.config import DraftsConfig, EngineConfig
+from engine.backend import execute
+from engine.batch import Batch, Row
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.drafts.plan import leading_rows, plan_draft_prompts, plan_draws
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.step.shape import StepShape
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError
 from tests.support.checkpoints import (

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from engine.batch import StepTimes
-from engine.config import DraftsConfig, EngineConfig, OracleConfig, launches_ahead
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
+from engine.oracle.config import OracleConfig
 from engine.oracle.tokens import oracle_tokens
+from engine.pace.step_times import StepTimes
 from mesh.domain.sampling import Sampling
 from tests.support.engines import (
     VOCABULARY,
@@ -126,8 +128,8 @@ def test_generated_blocks_are_the_chain_of_the_tokens() -> None:
 
 def test_steps_with_drafts_are_launched_ahead_as_others_are() -> None:
     drafting = EngineConfig(backend="oracle", oracle=OracleConfig(), drafts=DraftsConfig(next_n=1), max_step_tokens=128)
-    assert launches_ahead(drafting, asynchronous=True) and not launches_ahead(drafting, asynchronous=False)
-    assert launches_ahead(drafting.model_copy(update={"overlap": "on"}), asynchronous=False)
+    assert drafting.launches_ahead(asynchronous=True) and not drafting.launches_ahead(asynchronous=False)
+    assert drafting.model_copy(update={"overlap": "on"}).launches_ahead(asynchronous=False)
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, StepShape, execute
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.backend import execute
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
+from engine.step.shape import StepShape
 from mesh.domain.sampling import DraftUse, Sampling
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import Transcript, assert_at_rest, submit_of

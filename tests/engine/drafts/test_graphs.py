@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
 from mesh.domain.sampling import DraftUse, Sampling

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from engine.batch import History, Row
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.drafts.relaxation import thoughts
 from engine.engine import Engine
 from engine.exchange.alone import Alone

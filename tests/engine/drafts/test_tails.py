@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import StepShape
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
+from engine.step.shape import StepShape
 from engine.step.two_batch import ALWAYS, NEVER
 from launcher.shipped_model import shipped_model
 from mesh.blocks import chain_hashes

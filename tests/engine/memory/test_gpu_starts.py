@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from capacity.shapes import EXPERTS, SHAPES
-from engine.batch import Batch, Row, execute
-from engine.config import EngineConfig, Hardware, resolve
+from engine.backend import execute
+from engine.batch import Batch, Row
+from engine.config import EngineConfig
 from engine.model.config import read_model_config
 from engine.runner.backend import ModelBackend
 from engine.settings.card import find_cards
+from engine.settings.device import Hardware, resolve
 from engine.settings.fitting import check_fits
 from mesh.domain.sampling import Sampling
 from mesh.errors import ConfigError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.exchange.alone import Alone
 from engine.model.config import read_model_config
 from engine.model.expert_group import ExpertGroup
@@ -13,6 +13,7 @@ from engine.model.formats.at_load import Scratch
 from engine.model.formats.interface import Experts, ExpertShape
 from engine.model.parameters import Part
 from engine.model.quantization import KeptWeights
+from engine.settings.device import Hardware, resolve
 from engine.weights.checkpoint import load_weights
 from engine.weights.loading import load_model, make_allocator, settle
 from engine.weights.reader import Reader

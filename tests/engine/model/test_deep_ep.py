@@ -10,7 +10,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from engine.balance.config import BalanceConfig
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.exchange.alone import Alone
 from engine.model.activations import Sent
 from engine.model.config import parse_model_config
@@ -22,6 +22,7 @@ from engine.model.quantization import KeptWeights
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Group, Layout, Place
 from engine.parallel.peers import Peers
+from engine.settings.device import Hardware, resolve
 from engine.weights import loading
 from engine.weights.loading import load_model
 from kernels.act_quant import Quantized, dequantize, quantize

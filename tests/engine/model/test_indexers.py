@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
+from engine.config import EngineConfig, SparsePrefillConfig
 from engine.exchange.host import HostExchange
 from engine.model import indexed_rows
 from engine.model.allocator import Allocator
@@ -15,6 +15,7 @@ from engine.model.config import parse_model_config
 from engine.model.state import make_state
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.settings.device import Hardware, resolve
 from engine.weights.loading import load_model, make_model
 from mesh.errors import CheckpointError, ConfigError
 from tests.support.checkpoints import edit_config, model_backend, random_prompt, rewrite_as_one_file, tiny_checkpoint

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from engine.batch import SparseMeasure
 from engine.config import EngineConfig, SparsePrefillConfig
 from engine.engine import Engine
+from engine.protocol.messages import SparseMeasure
 from eval.tasks.prose import sentences
 from gateway.prompts.chat import find_chat_template
 from gateway.prompts.tokenizer import load_tokenizer

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
+from engine.config import EngineConfig, SparsePrefillConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.model.expanded_form import ExpandedForm
 from engine.oracle.tokens import oracle_tokens

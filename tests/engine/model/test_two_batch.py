@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.balance.config import BalanceConfig
-from engine.batch import Row, StepShape, shape_of
+from engine.batch import Row
 from engine.exchange.host import HostExchange
 from engine.model import moe
 from engine.model.context import DeviceState
@@ -18,6 +18,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.runner import step_parts
 from engine.runner.micro_batches import MicroBatches
+from engine.step.shape import StepShape, shape_of
 from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
 from engine.weights.loading import load_model
 from tests.support.checkpoints import GREEDY, random_prompt, tiny_checkpoint

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Batch, StepShape
+from engine.batch import Batch
 from engine.blocks.block_tables import BlockTables
 from engine.engine import Engine
 from engine.moves import host_slots
@@ -16,6 +16,7 @@ from engine.oracle.backend import OracleBackend
 from engine.oracle.tokens import oracle_tokens
 from engine.protocol.messages import Cancel
 from engine.requests.intake import make_request
+from engine.step.shape import StepShape
 from mesh.blocks import chain_hashes
 from mesh.domain.targets import StoreTarget
 from tests.support.disaggregation import moving_engine

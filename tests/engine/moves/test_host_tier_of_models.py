@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.moves.host_slots import HostSlots
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 from tests.support.waiting import wait_until

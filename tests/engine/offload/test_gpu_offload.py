@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.offload.config import OffloadConfig
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from tests.support.checkpoints import random_prompt
 from tests.support.engines import Transcript, assert_at_rest, submit_of
 from tools.make_checkpoint import checkpoint_config

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from capacity.shapes import EXPERTS, SHAPES
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.exchange.alone import Alone
 from engine.exchange.turns import StepTurns
 from engine.model import moe
@@ -22,6 +23,7 @@ from engine.offload.config import OffloadConfig
 from engine.offload.experts import OffloadedLayers
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout, Place
+from engine.settings.device import Hardware, resolve
 from engine.weights import offloading as module
 from engine.weights.loading import load_model, make_allocator, random_model
 from engine.weights.offloading import Offloading

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, Row, execute
+from engine.backend import execute
+from engine.batch import Batch, Row
 from engine.oracle.backend import OracleBackend
 from engine.oracle.tokens import oracle_tokens
 from mesh.domain.outputs import Logprobs

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import StepShape
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.oracle.tokens import oracle_tokens
@@ -12,6 +11,7 @@ from engine.pace.alignment import Alignment
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.step.shape import StepShape
 from tests.support.engines import (
     VOCABULARY,
     Transcript,

@@ -1,8 +1,8 @@
 """The depth of drafts that is chosen for a step."""
 
-from engine.batch import StepTimes
-from engine.config import MOST_DRAFTS
+from engine.drafts.config import MOST_DRAFTS
 from engine.pace.draft_depth import DraftDepth
+from engine.pace.step_times import StepTimes
 from engine.protocol.messages import DraftCounts
 
 # With one row a step takes as long with drafts as without. With 64 each draft takes as long as the step.

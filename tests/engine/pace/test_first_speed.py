@@ -2,10 +2,11 @@
 
 import pytest
 
-from engine.batch import Batch, StepShape
+from engine.batch import Batch
 from engine.oracle.backend import OracleBackend, OracleStep
 from engine.pace.draft_depth import PRIOR
 from engine.pace.first_speed import PROMPT_TOKENS, measure_speed
+from engine.step.shape import StepShape
 from mesh.domain.workers import PromptPace
 from tests.support.engines import oracle_config
 from tests.support.sleeping_clock import SleepingClock

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import StepShape
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend
 from engine.pace.mixed_steps import (
@@ -29,6 +28,7 @@ from engine.pace.pacing import Pacing
 from engine.parallel.config import ParallelConfig
 from engine.plan.step_plan import PromptsAhead
 from engine.protocol.messages import Cancel, LandingOpened
+from engine.step.shape import StepShape
 from mesh.domain.workers import PromptPace, WorkerSpeed
 from mesh.tails import MOST_TOKENS
 from tests.support.disaggregation import moving_engine

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import StepShape
 from engine.oracle.backend import OracleBackend
 from engine.pace.pacing import Pacing
 from engine.pace.turns import LONG_PROMPT, MOST_STEPS, Turns
 from engine.parallel.config import ParallelConfig
 from engine.plan.step_plan import PromptsAhead
+from engine.step.shape import StepShape
 from tests.support.engines import oracle_config
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Row, StepShape
-from engine.config import DraftsConfig, EngineConfig, SparsePrefillConfig
+from engine.batch import Row
+from engine.config import EngineConfig, SparsePrefillConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.model.context import AbsorbedRows, ForwardContext
 from engine.parallel.config import ParallelConfig
@@ -17,6 +18,7 @@ from engine.runner import prompt_graphs
 from engine.runner.backend import ModelBackend
 from engine.runner.spread import Division, Offer, chosen, offered
 from engine.runner.spreading import Spread, Spreading
+from engine.step.shape import StepShape
 from kernels.sparse_prefill import Selection, select_lines
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.offload.config import OffloadConfig
 from engine.parallel.config import ParallelConfig
 from engine.protocol.messages import Submit

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from engine.batch import StepShape
 from engine.parallel.hosts_lockstep import agreement_of
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.step.shape import StepShape
 from tests.support.rank_threads import on_each_rank
 from tests.support.shapes import decoding
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import pytest
 from transformers import DeepseekV3ForCausalLM
 
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from engine.batch import StepShape
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
+from engine.step.shape import StepShape
 from mesh.errors import RankLost
 from tests.support.rank_threads import on_each_rank
 from tests.support.shapes import decoding

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.config import DraftsConfig
+from engine.drafts.config import DraftsConfig
 from engine.model.context import ForwardContext
 from engine.model.layers import DecoderLayer
 from engine.offload.host_pages import HostPages

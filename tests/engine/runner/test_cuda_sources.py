@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from capacity.shapes import EXPERTS, SHAPES
-from engine.config import EngineConfig, Hardware, SparsePrefillConfig, resolve
+from engine.config import EngineConfig, SparsePrefillConfig
 from engine.model.config import ModelConfig, parse_model_config
 from engine.runner.cuda_sources import QUANTIZING, needed_sources
+from engine.settings.device import Hardware, resolve
 from kernels import __file__ as package
 from tests.support.packed import CONFIGS
 

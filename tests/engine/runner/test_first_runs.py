@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, Launched, Row, StepShape
-from engine.config import DraftsConfig, EngineConfig, Hardware, ResolvedEngineConfig, resolve
+from engine.backend import Launched
+from engine.batch import Batch, Row
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.exchange.host import HostExchange
 from engine.model.context import DeviceState
 from engine.model.model import Model
@@ -28,6 +30,8 @@ from engine.runner.sampler import draw_nothing, draw_tokens
 from engine.runner.sizes import step_sizes
 from engine.runner.steps import Steps
 from engine.runner.warm_up import StepKind, warm_up
+from engine.settings.device import Hardware, ResolvedEngineConfig, resolve
+from engine.step.shape import StepShape
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.eager_graphs import pad_steps

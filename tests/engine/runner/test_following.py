@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import Batch, History, Row, Sample, StepShape, execute, shape_of
-from engine.config import EngineConfig, Hardware, resolve
+from engine.backend import execute
+from engine.batch import Batch, History, Row, Sample
+from engine.config import EngineConfig
 from engine.exchange.host import HostExchange
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
+from engine.step.shape import StepShape, shape_of
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import GREEDY, model_backend, prompt_row, random_prompt, tiny_checkpoint
 from tests.support.rank_threads import on_each_rank

@@ -5,16 +5,18 @@ from typing import Any
 
 import pytest
 
-from engine.batch import StepTimes
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.exchange.host import HostExchange
 from engine.oracle.backend import OracleBackend
+from engine.pace.step_times import StepTimes
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.runner import kept_times
 from engine.runner.backend import ModelBackend
 from engine.runner.kept_times import KnownTimes, keep_times, known_times, read_times, times_file
+from engine.settings.device import Hardware, resolve
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import PromptPace, WorkerSpeed
 from tests.support.checkpoints import tiny_checkpoint

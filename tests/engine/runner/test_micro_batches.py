@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Row, StepShape, shape_of
+from engine.batch import Row
 from engine.runner.micro_batches import MicroBatches, halves
 from engine.runner.sizes import padded_size, step_sizes
+from engine.step.shape import StepShape, shape_of
 from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
 from tests.support.checkpoints import GREEDY
 

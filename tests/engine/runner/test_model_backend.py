@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, Row, StepShape, shape_of
-from engine.batch import execute as execute_batch
-from engine.config import EngineConfig, Hardware, resolve
+from engine.backend import execute as execute_batch
+from engine.batch import Batch, Row
+from engine.config import EngineConfig
 from engine.memory.memory_plan import LIBRARY_BYTES, affordable_blocks, left_of_share, transfer_bytes
 from engine.memory.pool_plan import device_state
 from engine.memory.room import check_room
 from engine.model.context import DeviceState
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
+from engine.step.shape import StepShape, shape_of
 from mesh.domain.sampling import Sampling
 from mesh.errors import CheckpointError, ConfigError
 from mesh.start_times import StartTimes

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, shape_of
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.engine import Engine
 from engine.model.context import SharedLatents
 from engine.model.inputs import build_context
 from engine.runner.backend import ModelBackend
 from engine.runner.prompt_graphs import PromptGraphs
+from engine.settings.device import Hardware, resolve
+from engine.step.shape import shape_of
 from mesh.domain.sampling import Sampling
 from tests.support.checkpoints import execute, model_backend, prompt_row, random_prompt, tiny_checkpoint
 from tests.support.eager_graphs import EagerCapture, give_prompt_graphs, pad_steps

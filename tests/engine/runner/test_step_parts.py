@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from bench.node.muted import NoExchange
-from engine.batch import Row, shape_of
+from engine.batch import Row
 from engine.exchange.interface import Begun, ResultT
 from engine.model.inputs import build_context
 from engine.model.state import make_state
 from engine.parallel.layout import Group, Layout, Place
 from engine.runner.capture import CudaCapture
 from engine.runner.graphs import DecodeGraphs
+from engine.step.shape import shape_of
 from engine.step.two_batch import ALWAYS
 from engine.weights.loading import load_model
 from tests.support.checkpoints import GREEDY, tiny_checkpoint

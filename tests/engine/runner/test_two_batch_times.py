@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, Hardware, resolve
+from engine.config import EngineConfig
 from engine.exchange.host import HostExchange
 from engine.parallel.config import ParallelConfig
 from engine.parallel.layout import Layout
 from engine.parallel.peers import Peers
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from engine.step.two_batch import NEVER, TwoBatch
 from tests.support.checkpoints import tiny_checkpoint
 from tests.support.rank_threads import on_each_rank

@@ -5,14 +5,18 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from engine.batch import Batch, Row, StepShape, execute, shape_of
-from engine.config import DraftsConfig, EngineConfig, Hardware, resolve
+from engine.backend import execute
+from engine.batch import Batch, Row
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.model.config import read_model_config
 from engine.model.prompt_forms import absorbed_is_cheaper
 from engine.runner.backend import ModelBackend
 from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.steps import Steps
 from engine.runner.warm_up import WAYS_TO_DRAW, StepKind, largest_steps, warm_up, warm_up_steps
+from engine.settings.device import Hardware, resolve
+from engine.step.shape import StepShape, shape_of
 from engine.step.two_batch import NEVER
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig, kept_weights
+from engine.config import EngineConfig
 from engine.memory.rank_memory import RankMemory, reckon
 from engine.model.config import ModelConfig
 from engine.settings.card import Card
 from engine.settings.choice import with_value
+from engine.settings.device import kept_weights
 from engine.settings.fitting import check_fits, fewest_ranks
 from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError

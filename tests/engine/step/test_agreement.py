@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch, StepShape
-from engine.config import MOST_DRAFTS, MOST_REQUESTS, MOST_STEP_TOKENS
+from engine.batch import Batch
+from engine.config import MOST_REQUESTS, MOST_STEP_TOKENS
+from engine.drafts.config import MOST_DRAFTS
 from engine.engine import Engine
 from engine.oracle.backend import OracleBackend, OracleStep
 from engine.oracle.tokens import oracle_tokens
 from engine.pace.tails import SPARE_ROWS
 from engine.protocol.messages import Cancel
 from engine.step.agreement import PACKED_BITS, agreed, packed
+from engine.step.shape import StepShape
 from mesh.domain.workers import MAX_RANKS
 from tests.support.engines import (
     VOCABULARY,

@@ -4,13 +4,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import Batch, Row, execute
-from engine.config import EngineConfig, Hardware, resolve
+from engine.backend import execute
+from engine.batch import Batch, Row
+from engine.config import EngineConfig
 from engine.model.activations import InputForm
 from engine.model.config import read_model_config
 from engine.model.parameters import whole
 from engine.model.quantization import KeptWeights, LinearKind
 from engine.runner.backend import ModelBackend
+from engine.settings.device import Hardware, resolve
 from engine.weights.loading import make_allocator, random_model
 from engine.weights.random_weights import fill_randomly
 from kernels.act_quant import quantize

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import DraftsConfig
+from engine.drafts.config import DraftsConfig
 from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
+from mesh.domain.workers import WorkerRole
 from mesh.errors import ConfigError, EngineFailed, InvalidRequest, PermissionDenied, WorkerDraining
+from mesh.rpc.server import MeshServer
+from tests.support.addresses import NOWHERE
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
 from tests.support.engines import VOCABULARY, prompt_of
 from tests.support.oracle_model import assert_greedy, load_oracle
@@ -17,9 +20,10 @@ from tests.support.two_hosts import TwoHosts, first_host, join, two_hosts, worke
 from tests.support.waiting import eventually
 from worker.hosts import first_host_link
 from worker.hosts.comparison import own_version
-from worker.hosts.first_host_link import FirstHostLink
+from worker.hosts.first_host_link import FirstHostLink, serve_host
 from worker.hosts.host_ranks import HostRanks
-from worker.hosts.joined import JoinedHosts
+from worker.hosts.joined import JoinedHost, JoinedHosts
+from worker.hosts.place import HostPlace
 from worker.ranks.group import RankGroup
 
 
@@ -171,3 +175,28 @@ async def test_a_host_joins_once() -> None:
             servicer.hosts.admit(1, worker_config().engine.model_dump_json().encode(), own_version())
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("reached", "least"), [(False, None), (True, None), (True, 2)], ids=["not joined", "has a place", "waits for one"]
+)
+async def test_a_host_of_a_worker_that_forms_stops_at_once(
+    reached: bool, least: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, taken, take = asyncio.Event(), asyncio.Event(), JoinedHosts.joined
+
+    def noted(hosts: JoinedHosts, host: JoinedHost) -> None:
+        take(hosts, host)
+        taken.set()
+
+    monkeypatch.setattr(MeshServer, "until_signal", lambda _: told.wait())
+    monkeypatch.setattr(JoinedHosts, "joined", noted)
+    config = worker_config(parallel=ParallelConfig(dp=3, hosts=3, least_hosts=least))
+    patient = config.model_copy(update={"server": config.server.model_copy(update={"drain_seconds": 1000.0})})
+    async with first_host(config) as (_, server):
+        place = HostPlace(1, server.endpoint if reached else NOWHERE)
+        serving = asyncio.create_task(serve_host(patient, WorkerRole.DECODE, place))
+        if reached:
+            await taken.wait()
+        told.set()
+        await asyncio.wait_for(serving, 30)

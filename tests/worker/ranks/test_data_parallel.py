@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.config import DraftsConfig, EngineConfig
+from engine.config import EngineConfig
+from engine.drafts.config import DraftsConfig
 from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
 from tests.support.checkpoints import random_prompt, tiny_checkpoint
