@@ -1,13 +1,15 @@
 """What even steps bring one rank: the same requests, simulated with steps that take whole prompts and with even ones.
 
 `python -m bench.fleet.even_steps [--lengths 1000/300 3500/1000 4000/300] [--shares 0.5 0.8] [--seconds 60]
-[--costs FILE] [--requests 256] [--step-tokens 8192]`
+[--streams 16 64 256] [--running N] [--costs FILE] [--requests 256] [--step-tokens 8192]`
 
 Whole prompts are simulated with the steps captured that are so by default, and with those of a light model
 (engine.prompt_graph_tokens), as even steps are. Times are those of a cost file, by default of Moonlight's shape on one
 H200, which takes 256 requests and steps of 8,192 tokens. Requests of equal lengths arrive at shares of saturation: the
 highest rate at which 99% are good with whole prompts, which is found first. Good is a first token in 2 s and the others
 every 50 ms. The first third of the seconds does not count.
+
+--streams are requests that come at once, after --running answers have begun.
 """
 
 import argparse
@@ -15,8 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
+import msgspec
 import typer
 
 import bench.rank
@@ -29,6 +33,7 @@ from engine.pace.mixed_steps import FEWEST_CAPTURED
 from engine.pace.tails import most_rows
 from loadgen.options import SEARCH_TPOT_MS, SEARCH_TTFT_MS
 from loadgen.summary import Objectives
+from loadgen.traces import TraceRow
 from mesh.blocks import BLOCK_TOKENS
 from mesh.config_values import validate
 from sim.fleet import FleetConfig
@@ -40,6 +45,9 @@ COSTS = Path(bench.rank.__file__).with_name("measured") / "moonlight.json"
 GOOD_SHARE = 0.99
 # Saturation is found to within this factor.
 PRECISION = 1.03
+# Answers run for this long before streams come; they have short prompts, and twice as many tokens.
+RUNNING_SECONDS, RUNNING_PROMPT = 2.0, 500
+OBJECTIVES = Objectives(SEARCH_TTFT_MS, SEARCH_TPOT_MS)
 
 
 @dataclass(frozen=True)
@@ -100,8 +108,18 @@ def ran(rank: Rank, lengths: Lengths, rate: float, seconds: float, form: Form, e
         "output": {"mean": lengths.answer},
         "max_tokens": lengths.answer,
     }
-    objectives = Objectives(SEARCH_TTFT_MS, SEARCH_TPOT_MS)
-    return simulate(rank.fleet(form, every_token), validate(WorkloadConfig, workload, "workload"), objectives)
+    return simulate(rank.fleet(form, every_token), validate(WorkloadConfig, workload, "workload"), OBJECTIVES)
+
+
+def at_once(rank: Rank, lengths: Lengths, streams: int, form: Form, running: int = 0) -> Result:
+    """Requests that all come at once, next to `running` answers, which count too."""
+    begun = [TraceRow(0.0, RUNNING_PROMPT, 2 * lengths.answer)] * running
+    rows = begun + [TraceRow(1000 * RUNNING_SECONDS * bool(running), lengths.prompt, lengths.answer)] * streams
+    with TemporaryDirectory() as scratch:
+        trace = Path(scratch) / "requests.jsonl"
+        trace.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+        workload = validate(WorkloadConfig, {"trace": trace}, "workload")
+        return simulate(rank.fleet(form, every_token=True), workload, OBJECTIVES)
 
 
 def saturation(rank: Rank, lengths: Lengths, seconds: float) -> float:
@@ -134,6 +152,21 @@ def row(lengths: Lengths, share: float, rate: float, form: Form, result: Result)
     )
 
 
+def stream_rows(rank: Rank, lengths: Sequence[Lengths], streams: Sequence[int], running: int) -> Iterator[str]:
+    yield f"| tokens | streams next to {running} answers | steps | tokens/s | ITL p50, p99, ms | TTFT p50, p99, ms |"
+    yield "|---" * 6 + "|"
+    for each in lengths:
+        for number in streams:
+            for form in FORMS[1:]:
+                done = at_once(rank, each, number, form, running).summary
+                itl, ttft = done.itl_ms, done.ttft_ms
+                assert itl is not None and ttft is not None
+                yield (
+                    f"| {each} | {number} | {form.name} | {done.output_tokens_per_second:,.0f} "
+                    f"| {itl.p50:.1f}, {itl.p99:.1f} | {ttft.p50:,.0f}, {ttft.p99:,.0f} |"
+                )
+
+
 def rows(rank: Rank, lengths: Sequence[Lengths], shares: Sequence[float], seconds: float) -> Iterator[str]:
     yield (
         "| tokens | of saturation (requests/s) | steps | ITL p50, p99, ms | p99 over p50 | TTFT p50, p99, ms "
@@ -151,14 +184,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = [Lengths(1000, 300), Lengths(3500, 1000), Lengths(4000, 300)]
     parser.add_argument("--lengths", type=Lengths.parse, nargs="+", default=default, metavar="PROMPT/ANSWER")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.8], help="of saturation")
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.5, 0.8], help="of saturation")
+    parser.add_argument("--streams", type=int, nargs="+", default=[], help="requests that come at once")
+    parser.add_argument("--running", type=int, default=0, help="answers that run when streams come")
     parser.add_argument("--seconds", type=float, default=60.0, help="for which requests arrive at each rate")
     parser.add_argument("--costs", type=Path, default=COSTS, help="a cost file (deepmesh calibrate)")
     parser.add_argument("--requests", type=int, default=256, help="that run at once")
     parser.add_argument("--step-tokens", type=int, default=8192, help="of a step at most")
     given = parser.parse_args()
     rank = Rank(given.costs, given.requests, given.step_tokens)
-    for line in rows(rank, given.lengths, given.shares, given.seconds):
+    for line in rows(rank, given.lengths, given.shares, given.seconds) if given.shares else ():
+        typer.echo(line)
+    for line in stream_rows(rank, given.lengths, given.streams, given.running) if given.streams else ():
         typer.echo(line)
 
 

@@ -1,6 +1,6 @@
 """Whole prompts in a step and even steps, simulated with the costs that were measured."""
 
-from bench.fleet.even_steps import COSTS, FORMS, USUAL, Rank, ran, row, saturation
+from bench.fleet.even_steps import COSTS, FORMS, USUAL, Rank, at_once, ran, row, saturation, stream_rows
 from bench.meshes.http_peers import Lengths
 
 LENGTHS = Lengths(4000, 100)
@@ -23,6 +23,18 @@ def test_saturation_is_the_highest_good_rate() -> None:
         for rate in (highest, 1.1 * highest)
     ]
     assert shares[0] >= 0.99 > shares[1]
+
+
+def test_even_steps_bring_streams_as_many_tokens() -> None:
+    whole, even = (at_once(RANK, LENGTHS, 16, form).summary for form in FORMS[1:])
+    assert whole.completed == even.completed == 16
+    assert even.output_tokens_per_second > 0.97 * whole.output_tokens_per_second
+
+
+def test_answers_that_run_count_with_streams() -> None:
+    assert at_once(RANK, LENGTHS, 2, FORMS[-1], running=3).summary.completed == 5
+    table = list(stream_rows(RANK, [LENGTHS], [2], running=3))
+    assert [line.split(" | ")[1:3] for line in table[2:]] == [["2", "whole, captured"], ["2", "even, captured"]]
 
 
 def test_a_row_names_its_load_and_steps() -> None:
