@@ -15,12 +15,19 @@ from tests.support.cuda_on_cpu.translation import translate
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
 # Qualifiers that mean nothing here. Others are left to the translation.
-QUALIFIERS = ("__device__", "__host__", "__forceinline__=inline", "__grid_constant__", "__launch_bounds__(...)",
-              "__align__(n)=alignas(n)")  # fmt: skip
+QUALIFIERS = (
+    "__device__",
+    "__host__",
+    "__forceinline__=inline __attribute__((always_inline))",
+    "__grid_constant__",
+    "__launch_bounds__(...)",
+    "__align__(n)=alignas(n)",
+)
 DEFINED = [f"-D{name}" if "=" in name else f"-D{name}=" for name in QUALIFIERS]
 OPTIONS = [
     "-std=c++20",
-    "-O1",
+    "-Og",
+    "-fstack-reuse=none",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
     "-U_FORTIFY_SOURCE",
@@ -31,9 +38,11 @@ OPTIONS = [
 LANGUAGE = ["-x", "c++"]
 
 
-def build(source: Path, folder: Path, mistakes: Mapping[str, str], macros: Sequence[str] = ()) -> ctypes.CDLL:
+def build(
+    source: Path, folder: Path, mistakes: Mapping[str, str], macros: Sequence[str] = (), only: str | None = None
+) -> ctypes.CDLL:
     """folder: where libraries are kept, by their text. mistakes: what to write instead of texts that stand there once.
-    macros: those that are defined.
+    macros: those that are defined. only: the kernel that is compiled; else all are.
 
     Processes that build the same one at once do so for themselves. Raises RuntimeError with the compiler's errors.
     """
@@ -42,7 +51,7 @@ def build(source: Path, folder: Path, mistakes: Mapping[str, str], macros: Seque
         if text.count(right) != 1:
             raise ValueError(f"{source.name} and its headers have {text.count(right)} times: {right}")
         text = text.replace(right, wrong)
-    text = translate(text)
+    text = translate(text, only)
     library = folder / f"{source.stem}-{_key(text, _model())}.so"
     if not library.exists():
         model = _precompiled_model(folder)

@@ -58,7 +58,7 @@ class CudaOnCpu:
         """folder: where compiled sources are kept."""
         self._monkeypatch, self._folder = monkeypatch, folder
         self._seeds = count(1)
-        self._libraries: dict[tuple[Path, tuple[str, ...]], ctypes.CDLL] = {}
+        self._libraries: dict[tuple[Path, tuple[str, ...], str | None], ctypes.CDLL] = {}
         # By source.
         self._mistakes: dict[Path, dict[str, str]] = {}
 
@@ -76,10 +76,13 @@ class CudaOnCpu:
         self._mistakes.setdefault(source, {})[right] = wrong
 
     def load_kernel(self, source: Path, name: str, _device: int = 0, macros: tuple[str, ...] = ()) -> CpuKernel:
-        library = self._libraries.get((source, macros))
+        mistakes = self._mistakes.get(source, {})
+        # Other tests do not need a wrong source: of its kernels only the one that is launched is compiled.
+        only = name if mistakes else None
+        library = self._libraries.get((source, macros, only))
         if library is None:
-            library = build(source, self._folder, self._mistakes.get(source, {}), macros)
-            self._libraries[source, macros] = library
+            library = build(source, self._folder, mistakes, macros, only)
+            self._libraries[source, macros, only] = library
         return CpuKernel(library, name, self._seeds)
 
     @cached_property

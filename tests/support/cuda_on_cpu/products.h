@@ -37,8 +37,9 @@ inline void load_operand(float (&to)[ROWS][32], u64 descriptor, bool transposed,
       to[row][byte / sizeof(T)] = reinterpret_cast<const T*>(shared + operand_at(descriptor, row, byte, transposed))->value();
 }
 
+// Most of a launch's time, while other code is mostly compiled for one launch.
 template <int N, class T, bool IN_REGISTERS>
-inline void multiply(Product& product, const u8* shared) {
+__attribute__((optimize("O2"))) inline void multiply(Product& product, const u8* shared) {
   constexpr int K = 32 / sizeof(T);
   static float a[64][32], b[N][32], columns[K][N];
   if (IN_REGISTERS) {

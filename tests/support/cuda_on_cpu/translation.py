@@ -19,10 +19,14 @@ _VARIABLES = re.compile(r"__shared__ ([^;]*);")
 _PRODUCT = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.f32\.(\w+)\.\w+")
 
 
-def translate(source: str) -> str:
-    """source: a preprocessed `.cu`, in which only the qualifiers that are used here are left."""
-    kernels = _KERNEL.findall(source)
+def translate(source: str, only: str | None = None) -> str:
+    """source: a preprocessed `.cu`, in which only the qualifiers that are used here are left. only: the kernel that can
+    be launched; else all can.
+    """
+    kernels = [each for each in _KERNEL.findall(source) if only in (None, each[1])]
     text = _DYNAMIC.sub(r"\1* \2 = (\1*)cuda::dynamic_shared();", _without_assembly(source))
+    if only is not None:
+        text = re.sub(rf'extern "C" (?=__global__ void (?:{_CLUSTER} )?(?!{only}\b))', "static ", text)
     text = re.sub(rf"__global__|{_CLUSTER}", "", _VARIABLES.sub(_variables, text))
     launches = "\n".join(f"LAUNCHES({kernel}, {arguments}, {cluster or 1}u)" for cluster, kernel, arguments in kernels)
     return f'#include "launch.h"\n{text}\n{launches}\n'
