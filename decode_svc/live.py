@@ -15,8 +15,8 @@ from mesh.domain.requests import Submission
 from mesh.domain.shares import Census
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.errors import EngineFailed
-from mesh.observe import span
-from mesh.tracing import TraceContext
+from mesh.observe.spans import span
+from mesh.observe.tracing import TraceContext
 
 
 class Ranks(Protocol):

@@ -15,9 +15,9 @@ from mesh.domain.outputs import PromptLogprobs
 from mesh.domain.requests import Submission, TokenRequest
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidConstraint, InvalidRequest, MeshError
-from mesh.metrics import DECODE_PREFILLS
-from mesh.observe import request_id, span
-from mesh.tracing import TraceContext, trace_context
+from mesh.observe.metrics import DECODE_PREFILLS
+from mesh.observe.spans import request_id, span
+from mesh.observe.tracing import TraceContext, trace_context
 
 _log = logging.getLogger("deepmesh.decode")
 

@@ -10,11 +10,11 @@ from decode_svc.prefills import PrefillCalls, Prefills
 from decode_svc.session import GatewayAttachment
 from decode_svc.sessions import GatewaySessions
 from engine.protocol.messages import LandingOpened, Output, StepResult, TransferNews
-from mesh import metrics
 from mesh.domain.requests import Submission
 from mesh.domain.workers import WorkerRole
 from mesh.errors import InvalidRequest, MeshError, PlaceAgain, ShuttingDown, WorkerDraining
-from mesh.observe import span
+from mesh.observe import metrics
+from mesh.observe.spans import span
 from mesh.rpc.channel import Channels
 from worker.handover import Handover
 from worker.hosts.joined import JoinedHosts

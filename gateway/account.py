@@ -13,8 +13,8 @@ from gateway.live import LiveGeneration
 from gateway.prepared import Prepared
 from gateway.tenants import Tenant
 from mesh.errors import MeshError
-from mesh.metrics import GATEWAY_ACCEPTED, GATEWAY_REFUSALS, GATEWAY_REQUESTS
-from mesh.observe import access_log
+from mesh.observe.logs import access_log
+from mesh.observe.metrics import GATEWAY_ACCEPTED, GATEWAY_REFUSALS, GATEWAY_REQUESTS
 
 KEPT = 2048
 

@@ -14,7 +14,7 @@ from gateway.rounds import Rounds
 from mesh.domain.placement import Placement
 from mesh.domain.shares import Census, Share
 from mesh.errors import DeadlineExceeded, Overloaded, ShuttingDown, SlowClient
-from mesh.metrics import (
+from mesh.observe.metrics import (
     GATEWAY_CACHED_TOKENS,
     GATEWAY_END_TO_END_SECONDS,
     GATEWAY_LIVE_GENERATIONS,
@@ -27,7 +27,7 @@ from mesh.metrics import (
     GATEWAY_TTFT_SECONDS,
     GATEWAY_UNREAD_TOKENS,
 )
-from mesh.observe import span
+from mesh.observe.spans import span
 from mesh.processor import ProcessorShare
 
 SWEEP_SECONDS = 1.0

@@ -32,9 +32,9 @@ from gateway.tenants import Tenant, Tenants
 from mesh.addresses import split_addresses
 from mesh.errors import DeadlineExceeded, StreamGone
 from mesh.loop_turns import LoopTurns
-from mesh.observe import span
+from mesh.observe.spans import span
+from mesh.observe.tracing import Sampler
 from mesh.rpc.channel import Channels
-from mesh.tracing import Sampler
 
 READINESS_SECONDS = 1.0
 

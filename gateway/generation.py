@@ -14,8 +14,8 @@ from gateway.text.transcript import Passage
 from mesh.domain.outputs import CachedTokens, FinishReason, Logprobs, PromptLogprobs
 from mesh.domain.requests import TokenRequest
 from mesh.errors import InvalidConstraint, InvalidRequest, MeshError, SlowClient
-from mesh.metrics import GATEWAY_ITL_SECONDS
-from mesh.tracing import current_traceparent
+from mesh.observe.metrics import GATEWAY_ITL_SECONDS
+from mesh.observe.tracing import current_traceparent
 
 # Name of the request field in which a client says how many tokens it has.
 POSITION_FIELD = "position"

@@ -53,7 +53,7 @@ from mesh.domain.sampling import (
 from mesh.domain.shares import Share
 from mesh.errors import InvalidRequest
 from mesh.memory.freed_memory import release_freed_memory
-from mesh.observe import span
+from mesh.observe.spans import span
 
 # A longer prompt is prepared on a thread, so that the event loop can serve the other streams meanwhile.
 LONG_PROMPT = 4096

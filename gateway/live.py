@@ -15,8 +15,8 @@ from gateway.text.delta import Delta
 from mesh.domain.outputs import FinishReason
 from mesh.domain.placement import AttemptOutcome, AttemptReport, Placement, PlacementQuery
 from mesh.errors import MeshError
-from mesh.metrics import GATEWAY_REPLACEMENTS
-from mesh.observe import span
+from mesh.observe.metrics import GATEWAY_REPLACEMENTS
+from mesh.observe.spans import span
 
 
 class Stream(Protocol):

@@ -23,7 +23,7 @@ from mesh.domain import wire
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import check_logit_bias_count
 from mesh.errors import InvalidRequest
-from mesh.observe import new_request_id, request_id
+from mesh.observe.spans import new_request_id, request_id
 
 # Kept with a stream whose answer has token ids, so that the gateway that resumes it sends them too.
 WITH_TOKEN_IDS = b"ids"

@@ -16,14 +16,14 @@ from kvstore.slab import OpenAgent, Slab
 from kvstore.tenant_figures import TenantFigures
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import TransferCounters, WorkerIdentity
-from mesh.metrics import (
+from mesh.observe.metrics import (
     KVSTORE_BLOCKS_TOTAL,
     KVSTORE_BLOCKS_USED,
     KVSTORE_DISK_BLOCKS_TOTAL,
     KVSTORE_DISK_BLOCKS_USED,
     KVSTORE_EVICTED_BLOCKS,
 )
-from mesh.observe import span
+from mesh.observe.spans import span
 from transfer.ticket import SlabHandle
 
 

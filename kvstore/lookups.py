@@ -9,7 +9,7 @@ from typing import TypeAlias
 from kvstore.directory import BlockDirectory
 from kvstore.disk.tier import DiskTier, Promotion
 from kvstore.keys import keys_of
-from mesh.metrics import KVSTORE_LOOKUPS, KVSTORE_MATCHED_BLOCKS
+from mesh.observe.metrics import KVSTORE_LOOKUPS, KVSTORE_MATCHED_BLOCKS
 from transfer.fetch.lookup_server import Found
 
 # Called with the session, the sequence, the number of leading blocks in memory, and whether no more will come.

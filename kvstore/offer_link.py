@@ -14,8 +14,8 @@ from deepmesh.internal.v1 import kvstore_pb2
 
 from kvstore.store_user import StoreUser
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch, OfferFailed, Retry, UnknownSession
-from mesh.metrics import STORE_OFFERS
-from mesh.observe import span
+from mesh.observe.metrics import STORE_OFFERS
+from mesh.observe.spans import span
 from transfer import wire as transfer_wire
 from transfer.events import PushEnded
 from transfer.ticket import StoreSession, Ticket

@@ -14,7 +14,7 @@ from kvstore.keys import keys_of, whole_key
 from kvstore.quotas import Tenant
 from kvstore.sessions import RankSession
 from mesh.errors import OfferFailed, ShuttingDown, UnknownTransfer
-from mesh.metrics import KVSTORE_OFFERS, KVSTORE_STORED_BLOCKS
+from mesh.observe.metrics import KVSTORE_OFFERS, KVSTORE_STORED_BLOCKS
 from transfer.events import Landed, LandingFailed
 from transfer.ticket import Ticket
 

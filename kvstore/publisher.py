@@ -8,8 +8,8 @@ from contextlib import suppress
 from kvstore.held_keys import HeldKeys
 from kvstore.index import Index
 from mesh.errors import IndexUnavailable, LeaseConflict
-from mesh.metrics import KVSTORE_INDEX_REBUILDS
-from mesh.observe import span
+from mesh.observe.metrics import KVSTORE_INDEX_REBUILDS
+from mesh.observe.spans import span
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from kvstore.config import IndexConfig
 from kvstore.index import Location
 from kvstore.keys import Key
 from mesh.errors import IndexUnavailable, LeaseConflict
-from mesh.metrics import KVSTORE_INDEX_FAILURES
+from mesh.observe.metrics import KVSTORE_INDEX_FAILURES
 from mesh.redis.commands import Script
 from mesh.redis.link import RedisLink
 

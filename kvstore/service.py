@@ -14,7 +14,7 @@ from kvstore import wire
 from kvstore.center import Center
 from mesh.domain import worker_wire
 from mesh.errors import EndpointUnavailable, MeshError
-from mesh.metrics import KVSTORE_REFUSALS
+from mesh.observe.metrics import KVSTORE_REFUSALS
 from mesh.rpc.identity import check_claim, check_worker
 
 Context = grpc.aio.ServicerContext[object, object]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import Overloaded, UnknownSession
-from mesh.metrics import KVSTORE_SESSIONS
+from mesh.observe.metrics import KVSTORE_SESSIONS
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from kvstore.quotas import Tenant
 from mesh.domain.shares import tenant_tag
-from mesh.metrics import KVSTORE_QUOTA_EVICTED_BLOCKS, KVSTORE_TENANT_BLOCKS
+from mesh.observe.metrics import KVSTORE_QUOTA_EVICTED_BLOCKS, KVSTORE_TENANT_BLOCKS
 
 NO_TENANT = "nobody"
 

@@ -5,7 +5,7 @@ import zlib
 from types import TracebackType
 from typing import Self, TextIO
 
-from mesh.line_sink import LineSink
+from mesh.observe.line_sink import LineSink
 
 _COLOURS = (36, 35, 34, 32, 33, 96, 95, 94)
 # The name of the supervisor's own lines.

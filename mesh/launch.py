@@ -20,7 +20,7 @@ from mesh.config import ServiceConfig
 from mesh.config_values import load
 from mesh.errors import ConfigError, MeshError
 from mesh.memory.freed_memory import release_grown_memory
-from mesh.observe import configure
+from mesh.observe.logs import configure
 from mesh.processes.signals import end_on_signals
 from mesh.processes.standard_streams import complain, settle
 

@@ -9,9 +9,9 @@ import grpc
 from deepmesh.internal.v1 import prefill_pb2, prefill_pb2_grpc
 
 from mesh.errors import MeshError, NoWorker
-from mesh.metrics import PREFILL_ENDED, PREFILL_PUSHED_BYTES
-from mesh.observe import span
-from mesh.tracing import current_traceparent
+from mesh.observe.metrics import PREFILL_ENDED, PREFILL_PUSHED_BYTES
+from mesh.observe.spans import span
+from mesh.observe.tracing import current_traceparent
 from prefill_svc import wire
 from prefill_svc.worker import PrefillWorker
 from transfer.events import PushEnded

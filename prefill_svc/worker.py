@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Self
 
 from engine.protocol.messages import StepResult, TransferNews
-from mesh import metrics
 from mesh.domain.workers import WorkerRole
 from mesh.errors import WorkerDraining
-from mesh.observe import span
+from mesh.observe import metrics
+from mesh.observe.spans import span
 from mesh.rpc.channel import Channels
 from prefill_svc.admission import admit, check
 from prefill_svc.config import PrefillConfig

@@ -10,7 +10,7 @@ from mesh.domain.placement import AttemptOutcome, AttemptReport, Placement, Plac
 from mesh.domain.targets import StoreTarget
 from mesh.domain.workers import WorkerRole
 from mesh.errors import MeshError, NoWorker, NoWorkerYet, UnknownModel
-from mesh.observe import span
+from mesh.observe.spans import span
 from scheduler.config import ObjectivesConfig
 from scheduler.decisions import Decision, DecisionLog
 from scheduler.lengths import OutputLengths

@@ -16,7 +16,7 @@ from mesh.costs import CostModel
 from mesh.domain.placement import PlacementKey
 from mesh.domain.workers import RankStatus, TransferCounters, WorkerIdentity, WorkerLoad, WorkerRole, WorkerState
 from mesh.errors import InvalidRequest, LeaseConflict, LeaseExpired, Overloaded
-from mesh.metrics import SCHEDULER_WORKERS
+from mesh.observe.metrics import SCHEDULER_WORKERS
 from scheduler.cached_blocks import CachedBlocks
 from scheduler.config import LeaseConfig
 from scheduler.live_worker import Lease, Worker

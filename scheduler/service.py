@@ -12,7 +12,7 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 from mesh.domain import placement_wire, worker_wire
 from mesh.domain.placement import PlacementQuery
 from mesh.errors import InvalidRequest, MeshError, Overloaded, Retry
-from mesh.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHEDULER_REFUSALS
+from mesh.observe.metrics import SCHEDULER_DECISION_SECONDS, SCHEDULER_PLACEMENTS, SCHEDULER_REFUSALS
 from mesh.rpc.identity import check_worker
 from scheduler import wire
 from scheduler.coordinator import Coordinator, ExplainedPlacement

@@ -8,7 +8,7 @@ import msgspec
 from mesh.costs import CostModel
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import TransferCounters
-from mesh.tracing import TraceContext
+from mesh.observe.tracing import TraceContext
 from sim.network import Link
 from sim.store import SimulatedStore
 from sim.timeline import Timeline

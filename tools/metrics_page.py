@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from mesh import metrics
-from mesh.metric_aliases import ALIASES
-from mesh.quick_histogram import QuickHistogram
+from mesh.observe import metrics
+from mesh.observe.metric_aliases import ALIASES
+from mesh.observe.quick_histogram import QuickHistogram
 
-_HEAD = """<!-- Written by `make docs` from mesh/metrics.py. -->
+_HEAD = """<!-- Written by `make docs` from mesh/observe/metrics.py. -->
 
 # Metrics
 

@@ -8,8 +8,8 @@ from functools import partial
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import TransferCounters
 from mesh.errors import InvalidRequest
+from mesh.observe.tracing import TraceContext
 from mesh.start_times import StartTimes
-from mesh.tracing import TraceContext
 from transfer.block_macs import Author, Authorship
 from transfer.config import TransferConfig
 from transfer.events import Event

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mesh.observe import span
+from mesh.observe.spans import span
 from transfer.mailbox import Mailbox
 from transfer.memory import KvMemory, Pending
 from transfer.origin import Origin

@@ -34,7 +34,7 @@ from kvstore.memory_index import MemoryIndex
 from kvstore.redis_index import STORES, RedisIndex
 from mesh.config import RedisConfig
 from mesh.errors import IndexUnavailable
-from mesh.metrics import KVSTORE_INDEX_FAILURES
+from mesh.observe.metrics import KVSTORE_INDEX_FAILURES
 from mesh.ports import free_port
 from mesh.redis.link import RedisLink
 from mesh.redis.server import RedisServer

@@ -38,7 +38,7 @@ from engine.runner.sizes import padded_size, step_sizes
 from engine.runner.two_batch_times import StepTimer
 from engine.settings.device import Hardware, resolve
 from mesh.config import ObserveConfig
-from mesh.observe import configure
+from mesh.observe.logs import configure
 from mesh.start_times import StartTimes, process_seconds
 
 _log = logging.getLogger("deepmesh.bench")

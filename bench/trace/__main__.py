@@ -22,7 +22,7 @@ from rich.console import Console
 from bench.meshes.model_mesh import FIRST_TOKEN, LAST_TOKEN, model_mesh
 from bench.trace.collector import Collector, Span, otlp_collector
 from bench.trace.picture import draw
-from mesh.tracing import TRACEPARENT_KEY, TraceContext
+from mesh.observe.tracing import TRACEPARENT_KEY, TraceContext
 
 PROMPT_TOKENS = 900
 OUTPUT_TOKENS = 6

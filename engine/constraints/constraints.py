@@ -17,7 +17,7 @@ from engine.constraints.grammar import SharedGrammar
 from engine.requests.request import Request
 from mesh.domain.constraints import Constraint
 from mesh.errors import InvalidConstraint, MeshError
-from mesh.observe import span
+from mesh.observe.spans import span
 from mesh.text.grammars import compile_grammar, load_grammar_tokenizer
 from mesh.text.tokenizer_file import read_tokenizer, tokenizer_path
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from engine.blocks.kv_pool import BlockPool
 from engine.moves.landings import DraftParts
 from engine.requests.request import Request
-from mesh.observe import span
+from mesh.observe.spans import span
 from transfer.events import Fetched
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from engine.blocks.kv_pool import BlockPool
 from engine.moves.host_tier import HostTier
 from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS
-from mesh.observe import span
+from mesh.observe.spans import span
 from transfer.memory import Pending
 
 

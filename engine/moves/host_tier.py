@@ -7,7 +7,7 @@ from engine.blocks.kv_pool import BlockPool
 from engine.moves.host_slots import HostSlots
 from engine.pace.smoothing import SmoothedRatio
 from mesh.domain.workers import HostTierStatus
-from mesh.observe import span
+from mesh.observe.spans import span
 from transfer.memory import Pending
 
 # Weight of the past against one more read.

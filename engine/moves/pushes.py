@@ -9,7 +9,7 @@ from engine.pace.smoothing import SmoothedRatio
 from engine.requests.request import Request
 from mesh.blocks import BLOCK_TOKENS
 from mesh.errors import InvalidRequest, NamespaceMismatch
-from mesh.observe import span
+from mesh.observe.spans import span
 from transfer.events import PushEnded
 from transfer.ticket import Ticket
 

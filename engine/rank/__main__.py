@@ -16,7 +16,7 @@ from engine.rank.link import RankLink
 from engine.rank.rank import Rank
 from mesh.config import ObserveConfig
 from mesh.event_fd import EventFd
-from mesh.observe import configure
+from mesh.observe.logs import configure
 
 
 def observed_at(place: int, config: ObserveConfig) -> ObserveConfig:

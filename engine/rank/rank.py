@@ -25,7 +25,7 @@ from engine.step.agreement import OneRank
 from mesh.domain.workers import HostTierStatus
 from mesh.errors import EngineFailed, MeshError, RankLost
 from mesh.event_fd import EventFd
-from mesh.observe import span
+from mesh.observe.spans import span
 from mesh.start_times import StartTimes, process_seconds
 from transfer.block_macs import Authorship
 from transfer.ucx_log import UcxLog

@@ -13,8 +13,8 @@ from mesh.domain.sampling import Sampling
 from mesh.domain.shares import ONE_TENANT, Share
 from mesh.domain.sparse_prefill import SparsePrefill
 from mesh.domain.targets import StoreTarget
-from mesh.observe import span
-from mesh.tracing import TraceContext
+from mesh.observe.spans import span
+from mesh.observe.tracing import TraceContext
 
 
 class Stages:

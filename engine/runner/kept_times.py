@@ -20,7 +20,7 @@ from engine.settings.device import ResolvedEngineConfig
 from kernels.cache_files import package_version, read_cached, write_cached
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import WorkerSpeed
-from mesh.observe import span
+from mesh.observe.spans import span
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from engine.step.shape import shape_of
 from engine.step.two_batch import ALWAYS, NEVER, TwoBatch
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
-from mesh.observe import span
+from mesh.observe.spans import span
 
 _log = logging.getLogger("deepmesh.engine")
 

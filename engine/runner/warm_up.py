@@ -22,7 +22,7 @@ from engine.step.shape import StepShape, shape_of
 from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 from mesh.domain.sparse_prefill import SparsePrefill
-from mesh.observe import span
+from mesh.observe.spans import span
 from mesh.progress import ProgressLog
 
 GREEDY = Sampling()

@@ -10,7 +10,7 @@ from engine.pace.step_meter import NO_PROMPTS, PromptTokens
 from engine.requests.request import Request
 from engine.step.shape import StepShape
 from engine.step.step_work import StepWork
-from mesh.observe import span
+from mesh.observe.spans import span
 
 
 class InFlightStep(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from gateway.forms.answer_forms import GrammarForm, compiles
 from gateway.forms.schema_limits import enforceable, expressions
 from mesh.domain.constraints import MAX_GRAMMAR_CHARACTERS
 from mesh.errors import InvalidConstraint, Overloaded
-from mesh.observe import span
+from mesh.observe.spans import span
 
 # How long reading and checking one grammar may take, and how long it may wait for its turn.
 CHECK_SECONDS = 5.0

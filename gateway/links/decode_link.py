@@ -21,7 +21,7 @@ from mesh.domain.outputs import CachedTokens
 from mesh.domain.placement import Placement
 from mesh.domain.targets import WorkerTarget
 from mesh.errors import InvalidRequest, LeaseConflict, MeshError, Retry, ShuttingDown, WorkerLost
-from mesh.metrics import GATEWAY_WORKER_LINKS
+from mesh.observe.metrics import GATEWAY_WORKER_LINKS
 from mesh.rpc.channel import Channels
 from mesh.rpc.failures import from_failure, from_rpc_error
 from mesh.rpc.identity import Role

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from gateway.messages.output import Failure, FailureDetail
 from gateway.openai.errors import error_field, error_headers, http_status
 from mesh.errors import MeshError, shortened
-from mesh.observe import request_id
+from mesh.observe.spans import request_id
 
 # Error types by HTTP status; any other status is api_error.
 KINDS: Mapping[int, str] = MappingProxyType(

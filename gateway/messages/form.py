@@ -37,7 +37,7 @@ from gateway.prompts.tokenizer import Tokenizer
 from gateway.text.delta import Delta, Finish, Usage
 from mesh.domain.outputs import FinishReason
 from mesh.errors import MeshError
-from mesh.observe import new_request_id, request_id
+from mesh.observe.spans import new_request_id, request_id
 
 NO_ARGUMENTS = Raw(b"{}")
 

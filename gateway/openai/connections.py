@@ -17,7 +17,7 @@ from gateway.openai.giving_way import GivingWay
 from gateway.openai.half_closed import PROBE, HalfClosed, tells_states
 from gateway.openai.plain_requests import PlainRequestParser
 from gateway.openai.refusals import BODIES, BUSY, CHUNKS, MALFORMED, STOPPING, TOO_LARGE, Refusal, RefusalLog
-from mesh.metrics import GATEWAY_HTTP_CLOSED
+from mesh.observe.metrics import GATEWAY_HTTP_CLOSED
 
 # How long a client of HTTP/1.0 that has closed its sending side waits for an answer to begin: it knows no 1xx, which
 # could tell whether it still reads.

@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mesh.metrics import HTTP_RESPONSES
+from mesh.observe.metrics import HTTP_RESPONSES
 
 # Any other path is counted as "other": a client could name any number of paths.
 PATHS = frozenset(

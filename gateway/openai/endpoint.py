@@ -21,9 +21,9 @@ from gateway.prompts.tokenizer import Tokenizer
 from gateway.tenants import Tenant
 from gateway.text.delta import write_report
 from mesh.errors import MeshError, ShuttingDown
-from mesh.observe import new_request_id, request_id
+from mesh.observe.spans import new_request_id, request_id
+from mesh.observe.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 from mesh.rpc.interceptors import MAX_REQUEST_ID_CHARACTERS, REQUEST_ID_KEY
-from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 
 STREAM_HEADER = "x-deepmesh-stream"
 IGNORED_FIELDS_HEADER = "x-deepmesh-ignored-fields"

@@ -35,7 +35,7 @@ from gateway.prompts.tokenizer import Tokenizer
 from gateway.text.delta import Delta, Finish, ScoredPrompt, write_report
 from mesh.domain.outputs import FinishReason, Logprobs
 from mesh.errors import MeshError
-from mesh.observe import new_request_id, request_id
+from mesh.observe.spans import new_request_id, request_id
 
 _FINISH_REASONS = {
     FinishReason.STOP: "stop",

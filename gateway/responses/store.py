@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 from gateway.config import ResponsesConfig
 from gateway.responses.items import InputItem
 from mesh.errors import ResponsesUnavailable
-from mesh.metrics import GATEWAY_RESPONSE_STORE_FAILURES
+from mesh.observe.metrics import GATEWAY_RESPONSE_STORE_FAILURES
 from mesh.redis.commands import Command
 from mesh.redis.link import RedisLink
 

@@ -27,8 +27,8 @@ from kvstore.keys import Key
 from kvstore.quotas import NO_QUOTAS, Quotas, Tenant
 from mesh.breaker import CircuitBreaker
 from mesh.errors import ConfigError
-from mesh.metrics import KVSTORE_DISK_BLOCKS
-from mesh.observe import span
+from mesh.observe.metrics import KVSTORE_DISK_BLOCKS
+from mesh.observe.spans import span
 from transfer.kept_macs import KeptMacs
 
 _log = logging.getLogger("deepmesh.kvstore")

@@ -30,7 +30,7 @@ class TokenRequest(msgspec.Struct, frozen=True):
     constraint: Constraint | None = None
     # The tenant's claim, which decides the order among requests.
     share: Share = ONE_TENANT
-    # The calling span (`mesh.tracing`); None outside traces.
+    # The calling span (`mesh.observe.tracing`); None outside traces.
     traceparent: str | None = None
     # How the attention of a long prompt is computed; None if exactly.
     sparse: SparsePrefill | None = None

@@ -19,11 +19,11 @@ from grpc import StatusCode
 
 from mesh.errors import InvalidRequest, MeshError, Overloaded, ShuttingDown, shortened
 from mesh.loop_turns import LoopTurns
-from mesh.metrics import RPC_HANDLED, RPC_SECONDS, RPC_SHED, RPC_STARTED
-from mesh.observe import new_request_id, request_id
+from mesh.observe.metrics import RPC_HANDLED, RPC_SECONDS, RPC_SHED, RPC_STARTED
+from mesh.observe.spans import new_request_id, request_id
+from mesh.observe.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 from mesh.rpc.failures import STATUS_DETAILS_KEY, to_status
 from mesh.rpc.identity import Role, caller, check_role, identity_of
-from mesh.tracing import TRACEPARENT_KEY, TraceContext, trace_context
 
 REQUEST_ID_KEY = "x-request-id"
 MAX_REQUEST_ID_CHARACTERS = 128

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from mesh.observe import request_id
+from mesh.observe.spans import request_id
+from mesh.observe.tracing import TRACEPARENT_KEY, current_traceparent
 from mesh.rpc.failures import from_rpc_error
 from mesh.rpc.interceptors import REQUEST_ID_KEY
-from mesh.tracing import TRACEPARENT_KEY, current_traceparent
 
 
 class CallInterceptor(grpc.aio.UnaryUnaryClientInterceptor):

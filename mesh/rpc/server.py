@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from mesh.addresses import with_port
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError
-from mesh.metrics_http import MetricsServer
+from mesh.observe.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.probe import LIVENESS, READINESS
 from mesh.processes.signals import until_signal

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mesh.domain.workers import WorkerRole, WorkerState
-from mesh.metrics import SCHEDULER_WANTED_REPLICAS
+from mesh.observe.metrics import SCHEDULER_WANTED_REPLICAS
 from scheduler.config import ObjectivesConfig, ScalingConfig
 from scheduler.coordinator import Coordinator
 from scheduler.placement.constants import Constants

@@ -10,7 +10,7 @@ from mesh.blocks import BLOCK_TOKENS
 from mesh.domain.outputs import Logprobs
 from mesh.domain.sampling import Sampling
 from mesh.errors import PlaceAgain, WorkerFull
-from mesh.metrics import DECODE_CACHED_TOKENS, DECODE_OUTPUT_TOKENS
+from mesh.observe.metrics import DECODE_CACHED_TOKENS, DECODE_OUTPUT_TOKENS
 from tests.support.decode_server import decode_without_rank, gateway_client
 from tests.support.fake_prefill import fake_prefill
 from tests.support.metric_values import value_of

@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import REGISTRY
 
 from deploy.observe import board
-from mesh import metrics
+from mesh.observe import metrics
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 OBSERVE = DEPLOY / "observe"

@@ -10,7 +10,7 @@ from deepmesh.v1 import common_pb2
 from gateway.links import wire
 from gateway.links.decode_link import DecodeLink
 from mesh.errors import EngineFailed
-from mesh.metrics import GATEWAY_WORKER_LINKS
+from mesh.observe.metrics import GATEWAY_WORKER_LINKS
 from tests.support.broken_streams import PROMPT, paced, start, under_way
 from tests.support.fake_decode import FakeDecodeWorker, FakeRequest, oracle_tokens
 from tests.support.gateways import collect, ids_request, running_mesh

@@ -13,7 +13,7 @@ from kvstore.__main__ import running_store
 from kvstore.client import StoreClient
 from kvstore.offer_link import TOLD_FAILURES
 from mesh.blocks import chain_hashes
-from mesh.metrics import STORE_OFFERS
+from mesh.observe.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from mesh.rendezvous import rendezvous
 from mesh.rpc.channel import Channels

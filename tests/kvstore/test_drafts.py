@@ -15,7 +15,7 @@ from kvstore.__main__ import running_store, ucx_agents
 from kvstore.client import StoreClient
 from kvstore.config import KvStoreConfig
 from mesh.blocks import chain_hashes
-from mesh.metrics import KVSTORE_DISK_BLOCKS, STORE_OFFERS
+from mesh.observe.metrics import KVSTORE_DISK_BLOCKS, STORE_OFFERS
 from tests.support.metric_values import value_of
 from tests.support.slow_memory import LateMemory
 from tests.support.stores import store_config

@@ -10,7 +10,7 @@ import pytest
 from bench.kv_store.worker import KvWorker, attached, offer_all
 from kvstore.__main__ import running_store, ucx_agents
 from mesh.blocks import chain_hashes
-from mesh.metrics import KVSTORE_EVICTED_BLOCKS
+from mesh.observe.metrics import KVSTORE_EVICTED_BLOCKS
 from tests.support.metric_values import value_of
 from tests.support.moving_store import LAYERS, PIECE_BYTES, SMALL_SLOTS
 from tests.support.slow_memory import LateMemory

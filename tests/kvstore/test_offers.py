@@ -11,7 +11,7 @@ from kvstore.__main__ import SERVICE, running_store
 from mesh.blocks import chain_hashes
 from mesh.domain import worker_wire
 from mesh.errors import MeshError, OfferFailed, UnknownTransfer
-from mesh.metrics import RPC_STARTED
+from mesh.observe.metrics import RPC_STARTED
 from tests.support.metric_values import value_of
 from tests.support.store_agent import FakeAgents, worker_identity
 from tests.support.store_client import CHAIN, Client, refusals, store_client

@@ -14,7 +14,7 @@ from kvstore.config import IndexConfig
 from kvstore.index import Location
 from kvstore.redis_index import LOOKUP_KEYS, RedisIndex
 from mesh.errors import IndexUnavailable, LeaseConflict
-from mesh.metrics import KVSTORE_INDEX_FAILURES
+from mesh.observe.metrics import KVSTORE_INDEX_FAILURES
 from mesh.ports import free_port
 from tests.support.answering_redis import answering_redis
 from tests.support.ipv6 import needs_ipv6

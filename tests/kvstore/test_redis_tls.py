@@ -19,7 +19,7 @@ from kvstore.index import Location
 from kvstore.publisher import Publisher
 from kvstore.redis_index import RedisIndex
 from mesh.config import TlsConfig
-from mesh.metrics import KVSTORE_INDEX_FAILURES
+from mesh.observe.metrics import KVSTORE_INDEX_FAILURES
 from mesh.rpc.identity import Role
 from tests.support.certificates import certified
 from tests.support.metric_values import value_of

@@ -7,7 +7,7 @@ import pytest
 from mesh.blocks import chain_hashes
 from mesh.domain.shares import tenant_tag
 from mesh.errors import InvalidRequest, NamespaceMismatch, UnknownSession
-from mesh.metrics import KVSTORE_QUOTA_EVICTED_BLOCKS, KVSTORE_TENANT_BLOCKS
+from mesh.observe.metrics import KVSTORE_QUOTA_EVICTED_BLOCKS, KVSTORE_TENANT_BLOCKS
 from tests.support.metric_values import value_of
 from tests.support.store_agent import worker_identity
 from tests.support.store_client import CHAIN, Client, refusals, store_client, unused_store

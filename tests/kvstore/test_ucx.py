@@ -16,7 +16,7 @@ from deepmesh.internal.v1 import kvstore_pb2
 from launcher.process import Child
 from mesh.blocks import chain_hashes
 from mesh.domain import worker_wire
-from mesh.metrics import STORE_OFFERS
+from mesh.observe.metrics import STORE_OFFERS
 from mesh.ports import free_port
 from mesh.rpc.channel import Channels
 from tests.support.far_memory import FarMemory

@@ -22,7 +22,7 @@ from mesh.errors import (
     WorkerDraining,
     WorkerFull,
 )
-from mesh.metrics import PREFILL_ENDED
+from mesh.observe.metrics import PREFILL_ENDED
 from mesh.rpc.channel import Channels
 from prefill_svc.__main__ import SERVICE
 from tests.support.fake_rank import TRANSFER_READY

@@ -14,7 +14,7 @@ import numpy as np
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.workers import TransferCounters
 from mesh.errors import InvalidRequest, NamespaceMismatch
-from mesh.tracing import TraceContext
+from mesh.observe.tracing import TraceContext
 from transfer.checksum import segment_checksum
 from transfer.events import Event, Fetched, Landed, LandingFailed, PushEnded
 from transfer.memory import KvMemory

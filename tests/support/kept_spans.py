@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mesh.tracing import SpanEvent
+from mesh.observe.tracing import SpanEvent
 
 
 class _Kept(logging.Handler):

@@ -5,7 +5,7 @@ from typing import Any
 from deepmesh.internal.v1 import targets_pb2
 
 from mesh.errors import PrefillLost
-from mesh.metrics import DECODE_PREFILLS
+from mesh.observe.metrics import DECODE_PREFILLS
 from tests.support.decode_server import GatewayClient, RunningWorker
 from tests.support.fake_prefill import FakePrefill, FakePrefillCall
 from tests.support.fake_rank import FakeRankClient

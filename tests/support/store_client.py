@@ -13,7 +13,7 @@ from mesh.blocks import chain_hashes
 from mesh.domain import worker_wire
 from mesh.domain.workers import WorkerIdentity
 from mesh.errors import MeshError
-from mesh.metrics import KVSTORE_REFUSALS
+from mesh.observe.metrics import KVSTORE_REFUSALS
 from tests.support.metric_values import value_of
 from tests.support.store_agent import FakeAgent, FakeAgents, worker_identity
 from tests.support.stores import store_config, store_stub

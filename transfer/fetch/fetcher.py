@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mesh.tracing import TraceContext
+from mesh.observe.tracing import TraceContext
 from transfer.block_macs import Author
 from transfer.config import TransferConfig
 from transfer.events import Fetched

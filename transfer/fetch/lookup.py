@@ -39,7 +39,7 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True):
     piece_bytes: int
     # HASH_BYTES each, in chain order.
     hashes: bytes
-    # The caller's span (`mesh.tracing`); empty outside traces.
+    # The caller's span (`mesh.observe.tracing`); empty outside traces.
     traceparent: str = ""
     # Whether to send the blocks' MACs too; only workers that ask for them have room for them.
     with_macs: bool = False

@@ -6,8 +6,8 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from mesh.blocks import HASH_BYTES
-from mesh.observe import span
-from mesh.tracing import TraceContext
+from mesh.observe.spans import span
+from mesh.observe.tracing import TraceContext
 from transfer.config import TransferConfig
 from transfer.fetch.lookup import (
     MAX_HASHES,

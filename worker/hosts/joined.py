@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from engine.config import EngineConfig
 from engine.parallel.peers import GroupDescriptors
-from mesh import metrics
 from mesh.errors import ConfigError, EngineFailed, InvalidRequest, WorkerDraining
+from mesh.observe import metrics
 from worker.hosts.comparison import difference, own_version
 from worker.hosts.host_group import GroupHandle, HostGroup
 from worker.hosts.remote_rank import RemoteRank

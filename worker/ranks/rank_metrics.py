@@ -6,8 +6,8 @@ from prometheus_client import Counter
 
 from engine.balance.report import BalanceReport
 from engine.protocol.messages import DraftCounts, StepResult
-from mesh import metrics
 from mesh.domain.workers import TransferCounters, WorkerLoad
+from mesh.observe import metrics
 
 
 class RankMetrics:

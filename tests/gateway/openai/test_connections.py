@@ -11,7 +11,7 @@ import pytest
 from gateway.config import HttpConfig
 from gateway.openai import connections, server
 from gateway.openai.connections import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_SMALL_CHUNKS, LimitedConnection
-from mesh.metrics import GATEWAY_HTTP_CLOSED
+from mesh.observe.metrics import GATEWAY_HTTP_CLOSED
 from tests.support.fake_decode import FakeDecodeWorker
 from tests.support.gateways import Mesh, direct, running_mesh
 from tests.support.metric_values import value_of

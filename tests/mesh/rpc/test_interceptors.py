@@ -12,8 +12,8 @@ from grpc import StatusCode
 
 from mesh.config import ServerConfig
 from mesh.errors import ContextExceeded, InvalidRequest, MeshError, Overloaded
-from mesh.metrics import RPC_HANDLED
-from mesh.observe import request_id
+from mesh.observe.metrics import RPC_HANDLED
+from mesh.observe.spans import request_id
 from mesh.rpc.channel import Channels
 from mesh.rpc.failures import from_rpc_error
 from mesh.rpc.interceptors import REQUEST_ID_KEY, EdgeInterceptor

@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from mesh.addresses import callable_host, with_port
 from mesh.config import ServerConfig
 from mesh.errors import ConfigError, MeshError, Overloaded, ShuttingDown
-from mesh.metrics import RPC_SHED
+from mesh.observe.metrics import RPC_SHED
 from mesh.rpc import interceptors
 from mesh.rpc.channel import Channels
 from mesh.rpc.failures import from_rpc_error

@@ -9,9 +9,9 @@ from deepmesh.internal.v1 import hosts_pb2_grpc
 
 from engine.oracle.tokens import oracle_tokens
 from engine.parallel.config import ParallelConfig
-from mesh import metrics
 from mesh.domain.workers import WorkerRole
 from mesh.errors import EngineFailed
+from mesh.observe import metrics
 from mesh.rpc.channel import Channels
 from mesh.rpc.server import MeshServer
 from tests.support.addresses import NOWHERE

@@ -10,10 +10,10 @@ import psutil
 
 from engine.balance.report import BalanceReport
 from engine.protocol.messages import DraftCounts, LandingOpened, StepResult, TransferNews
-from mesh import metrics
 from mesh.domain.shares import tenant_tag
 from mesh.domain.workers import TransferCounters, WorkerLoad, WorkerRole
 from mesh.errors import EngineFailed
+from mesh.observe import metrics
 from mesh.rpc.channel import Channels
 from tests.support.engines import oracle_config
 from tests.support.fake_rank import TRANSFER_READY, FakeRankClient

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.util.types import AttributeValue
 
-from mesh.tracing import SpanEvent, TraceContext
+from mesh.observe.tracing import SpanEvent, TraceContext
 
 # How long spans wait to be sent in a batch, and how long a collector may take for one.
 BATCH_MS = 500

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-from mesh.metrics import LOG_LINES_LOST
+from mesh.observe.metrics import LOG_LINES_LOST
 from mesh.processes.standard_streams import takes_more
 
 _QUEUE_BYTES = 4 << 20

@@ -2,8 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from mesh.metric_aliases import Aliases
-from mesh.quick_histogram import QuickHistogram
+from mesh.observe.metric_aliases import Aliases
+from mesh.observe.quick_histogram import QuickHistogram
 
 # The buckets are narrow around 20 ms, where objectives for the time per token lie.
 _TOKEN_SECONDS = (

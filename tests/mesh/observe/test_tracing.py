@@ -3,9 +3,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from mesh.observe import span
+from mesh.observe.spans import span
+from mesh.observe.tracing import Sampler, TraceContext, current_traceparent, trace_context
 from mesh.rpc.outgoing_calls import request_metadata
-from mesh.tracing import Sampler, TraceContext, current_traceparent, trace_context
 from tests.support.kept_spans import kept_spans
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

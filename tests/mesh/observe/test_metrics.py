@@ -4,9 +4,9 @@ import re
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from mesh import metrics
-from mesh.metric_aliases import ALIASES, Aliases
-from mesh.quick_histogram import QuickHistogram
+from mesh.observe import metrics
+from mesh.observe.metric_aliases import ALIASES, Aliases
+from mesh.observe.quick_histogram import QuickHistogram
 
 
 def test_counters_and_nothing_else_end_in_total() -> None:

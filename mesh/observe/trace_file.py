@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mesh.errors import ConfigError
-from mesh.tracing import SpanEvent
+from mesh.observe.tracing import SpanEvent
 
 _BUFFER_EVENTS = 256
 

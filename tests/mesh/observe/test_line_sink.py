@@ -7,7 +7,7 @@ from typing import TextIO
 
 import pytest
 
-from mesh.line_sink import LineSink
+from mesh.observe.line_sink import LineSink
 from tests.support.waiting import eventually
 
 

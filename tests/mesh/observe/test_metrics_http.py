@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mesh import metrics_http
-from mesh.metrics_http import MetricsServer
+from mesh.observe import metrics_http
+from mesh.observe.metrics_http import MetricsServer
 from tests.support.waiting import PATIENCE_SECONDS
 
 
