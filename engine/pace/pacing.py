@@ -79,7 +79,9 @@ class Pacing:
     def _most(self, rows_left: int, decoding: int, ahead: PromptsAhead) -> MostTokens:
         # A step holds up the answers that decode here, or one if only other ranks have some.
         answers = decoding or int(self._others_decode)
-        return self._mixed_steps.most_prompt_tokens(rows_left, ahead.tokens, ahead.prompts, answers)
+        # Ranks that take turns wait for one another's prompts, of which each has about as many tokens.
+        sharing = 1 if self._turns is None else max(self._turns.dividing, 1)
+        return self._mixed_steps.most_prompt_tokens(rows_left, ahead.tokens * sharing, ahead.prompts, answers)
 
     @property
     def _others_decode(self) -> bool:

@@ -457,6 +457,19 @@ def test_a_rank_without_answers_leaves_those_of_others_even(decodes: bool) -> No
     assert all((each is not None) == decodes for each in bounds)
 
 
+@pytest.mark.parametrize(
+    ("aim", "dividing", "counted"), [("balanced", 0, 1), ("balanced", 2, 2), ("balanced", 3, 3), ("throughput", 3, 1)]
+)
+def test_ranks_that_take_turns_count_one_anothers_prompts(aim: str, dividing: int, counted: int) -> None:
+    config = oracle_config(mixed_step_ms="auto", aim=aim, parallel=ParallelConfig(dp=4))
+    backend = OracleBackend(config)
+    backend.captured_prompt_tokens = 1
+    pacing = Pacing(config, backend)
+    pacing.took([0.01], decoding=40)
+    pacing.agreed(StepShape(8, decodes=True, dividing=dividing))
+    assert pacing.limits(40, PromptsAhead(240_000, 5)).most_tokens == counted * 240_000 // MOST_STEPS
+
+
 def test_a_rank_reports_how_many_prompt_tokens_it_takes() -> None:
     reported = even_engine()[0].load().even_step_tokens
     assert reported == pytest.approx((EVEN - 1) * STEP_MS / LIGHT_MS, rel=0.1)
