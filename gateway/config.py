@@ -43,7 +43,9 @@ class HttpConfig(Config):
     the answer's header x-deepmesh-ignored-fields.
     """
     cors_origins: tuple[str, ...] = ()
-    """Origins (https://example.com, or * for all) whose pages may call the API from a browser; by default none may."""
+    """Origins (https://example.com, or * for all) whose pages may call the API from a browser; by default none may. A
+    gateway without `api_keys` that listens on this machine alone may also be called by their names.
+    """
 
 
 class GatewayServerConfig(ServerConfig):

@@ -176,6 +176,10 @@ class LimitedConnection(HttpToolsProtocol):
         if self._field_bytes > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
             return
+        # A proxy may have gone by the other one (RFC 9112, section 3.2).
+        if sum(name == b"host" for name, _ in self.headers) > 1:
+            self._refuse(MALFORMED)
+            return
         # A tunnel is the one wish that a request consists of.
         self._read_again = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._read_again:

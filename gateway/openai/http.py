@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from gateway.catalog import ListedModel
-from gateway.config import HttpConfig
+from gateway.config import GatewayConfig
 from gateway.gateway import Gateway
 from gateway.messages.body import MessageRequest
 from gateway.messages.errors import failure_response
@@ -27,12 +27,14 @@ from gateway.openai.counted import CountedResponses
 from gateway.openai.docs_page import docs_page
 from gateway.openai.endpoint import IGNORED_FIELDS_HEADER, STREAM_HEADER, Endpoint, credential
 from gateway.openai.errors import error_response, route_error
+from gateway.openai.foreign_pages import ForeignPages
 from gateway.openai.format import ChatFormat, CompletionFormat
 from gateway.openai.openapi import document
 from gateway.openai.requests import ChatCompletionBody, CompletionBody
 from gateway.openai.resumed import ResumedStreams
 from gateway.openai.tokens import TokenRoutes
 from gateway.responses.endpoint import ResponsesEndpoint, StoredResponses
+from mesh.addresses import is_loopback
 from mesh.errors import MeshError
 from mesh.rpc.interceptors import REQUEST_ID_KEY
 
@@ -65,7 +67,7 @@ def application(gateway: Gateway) -> Starlette:
             Route("/openapi.json", routes.openapi),
             Route("/docs", routes.docs),
         ],
-        middleware=_middleware(gateway.config.http),
+        middleware=_middleware(gateway.config),
         exception_handlers={HTTPException: route_error, MeshError: mesh_error, ClientGone: client_gone},
     )
 
@@ -74,15 +76,18 @@ async def absent(request: Request) -> Response:
     raise HTTPException(HTTPStatus.NOT_FOUND)
 
 
-def _middleware(config: HttpConfig) -> list[Middleware]:
-    counting = Middleware(CountedResponses)
-    if not config.cors_origins:
-        return [counting]
+def _middleware(config: GatewayConfig) -> list[Middleware]:
+    origins = config.http.cors_origins
+    only_addresses = is_loopback(config.http.host) and not config.api_keys
+    foreign = Middleware(ForeignPages, origins=origins, only_addresses=only_addresses)
+    if not origins:
+        return [Middleware(CountedResponses), foreign]
     return [
-        counting,
+        Middleware(CountedResponses),
+        foreign,
         Middleware(
             CORSMiddleware,
-            allow_origins=config.cors_origins,
+            allow_origins=origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=(REQUEST_ID_KEY, IGNORED_FIELDS_HEADER, STREAM_HEADER, "retry-after"),

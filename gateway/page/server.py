@@ -12,6 +12,7 @@ from importlib.resources import files
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -21,13 +22,14 @@ from gateway.account import RecentAnswers
 from gateway.config import GatewayConfig, HttpConfig
 from gateway.gateway import Gateway
 from gateway.openai.endpoint import Endpoint
+from gateway.openai.foreign_pages import ForeignPages
 from gateway.openai.format import ChatFormat
 from gateway.openai.http import mesh_error
 from gateway.openai.requests import ChatCompletionBody
 from gateway.openai.server import HttpServer
 from gateway.page.mesh_link import MeshLink
 from gateway.processes.siblings import Siblings
-from mesh.addresses import with_port
+from mesh.addresses import is_loopback, with_port
 from mesh.errors import MeshError, Overloaded
 from mesh.rpc.channel import Channels
 
@@ -90,6 +92,7 @@ def operator_application(gateway: Gateway, link: MeshLink, collect: Callable[[],
     async def metrics(request: Request) -> Response:
         return Response(await collect(), media_type=CONTENT_TYPE_LATEST)
 
+    local = is_loopback(gateway.config.server.metrics_host or gateway.config.server.host)
     return Starlette(
         routes=[
             Route("/metrics", metrics),
@@ -97,6 +100,7 @@ def operator_application(gateway: Gateway, link: MeshLink, collect: Callable[[],
             Route("/v1/chat/completions", Endpoint(gateway, ChatCompletionBody, ChatFormat.of), methods=["POST"]),
             *(Route(path, _file(name, kind)) for path, (name, kind) in FILES.items()),
         ],
+        middleware=[Middleware(ForeignPages, origins=(), only_addresses=local)],
         exception_handlers={MeshError: mesh_error},
     )
 

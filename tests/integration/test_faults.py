@@ -161,7 +161,7 @@ def unread_post(mesh: ProcessMesh, path: str, body: str) -> Iterator[None]:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((HOST, mesh.plan.http_port))
-        head = f"POST {path} HTTP/1.1\r\nHost: mesh\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = f"POST {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         client.sendall(f"{head}\r\n\r\n{body}".encode())
         yield
 

@@ -19,8 +19,8 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 pytestmark = direct
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+COMPLETIONS = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
 async def connect(mesh: Mesh, sent: bytes = b"") -> Pair:
@@ -117,8 +117,9 @@ async def test_headers_that_come_in_one_piece_are_bounded_too(padding: bytes) ->
         HEALTH[:-2] + b"a b: c\r\n\r\n",
         COMPLETIONS + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n",
         COMPLETIONS + b"transfer-encoding: chopped\r\n\r\n",
+        HEALTH[:-2] + b"host: b\r\n\r\n",
     ],
-    ids=["TLS", "HTTP/2", "header", "size of a chunk", "coding"],
+    ids=["TLS", "HTTP/2", "header", "size of a chunk", "coding", "two hosts"],
 )
 async def test_a_request_that_is_no_http_names_its_client(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with running_mesh() as mesh:
@@ -158,14 +159,14 @@ async def test_a_malformed_request_does_not_break_the_answer_before_it() -> None
 
 async def test_a_wish_for_a_tunnel_is_answered_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with running_mesh() as mesh:
-        head = await answered(await connect(mesh, b"CONNECT / HTTP/1.1\r\nhost: a\r\n\r\n"))
+        head = await answered(await connect(mesh, b"CONNECT / HTTP/1.1\r\nhost: localhost\r\n\r\n"))
         assert head.startswith(b"HTTP/1.1 4")
         assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def completion(version: bytes, **fields: Any) -> bytes:
     body = json.dumps({"model": "oracle", "prompt": "abc", "max_tokens": 3, **fields}).encode()
-    head = b"POST /v1/completions HTTP/%s\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/%s\r\nhost: ::1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % (version, len(body)) + body
 
 
@@ -205,7 +206,7 @@ async def test_nothing_is_computed_for_a_client_that_is_gone(version: bytes, mon
 
 
 async def test_trailers_without_end_close_their_connection() -> None:
-    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
+    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
     async with running_mesh() as mesh:
         reader, writer = await connect(mesh, chunked)
         with suppress(ConnectionError):

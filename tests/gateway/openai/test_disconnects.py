@@ -18,7 +18,7 @@ async def test_a_client_that_disconnects_stops_the_work(stream: bool) -> None:
     async with running_mesh(FakeDecodeWorker(step_seconds=0.01)) as mesh:
         body = json.dumps({"messages": HELLO, "stream": stream, "max_tokens": 3000}).encode()
         _, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await eventually(lambda: mesh.worker.live_requests == 1)
         writer.close()
@@ -28,7 +28,7 @@ async def test_a_client_that_disconnects_stops_the_work(stream: bool) -> None:
 async def test_a_client_that_disconnects_while_sending_its_body_leaves_nothing() -> None:
     async with running_mesh() as mesh:
         _, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{{".encode())
         await writer.drain()
         writer.close()
         assert (await mesh.http.get("/health")).status_code == 200
@@ -42,7 +42,7 @@ async def test_a_client_that_never_reads_is_cut_off() -> None:
     async with running_mesh(worker, limits=limits) as mesh:
         body = json.dumps({"messages": HELLO, "stream": True, "logprobs": True, "top_logprobs": 20}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port, limit=1024)
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await eventually(lambda: len(worker.cancelled) == 1)
         await mesh.drained()
@@ -62,7 +62,7 @@ def established() -> set[tuple[int, int]]:
 async def test_a_body_that_does_not_arrive_is_not_waited_for() -> None:
     async with running_mesh(http=HttpConfig(body_seconds=0.1)) as mesh:
         reader, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
-        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{{".encode())
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{{".encode())
         assert b"504" in await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS)
         writer.close()
 

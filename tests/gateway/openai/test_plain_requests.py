@@ -21,7 +21,7 @@ WHOLE = b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
 
 def request(upgrade: str = "h2c", body: bytes = WHOLE) -> bytes:
-    return b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" + UPGRADES[upgrade] + body
+    return b"POST /tokenize HTTP/1.1\r\nhost: [::1]\r\ncontent-type: application/json\r\n" + UPGRADES[upgrade] + body
 
 
 async def answers(mesh: Mesh, *pieces: bytes, count: int = 1) -> list[tuple[bytes, object]]:
@@ -63,6 +63,6 @@ async def test_a_wish_for_another_protocol_is_ignored(pieces: list[bytes], count
 async def test_no_protocol_is_changed_for_a_request_without_body() -> None:
     async with running_mesh() as mesh:
         reader, writer = await asyncio.open_connection("127.0.0.1", mesh.http_port)
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n" + UPGRADES["websocket"] + b"\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + UPGRADES["websocket"] + b"\r\n")
         assert await asyncio.wait_for(reader.readline(), PATIENCE_SECONDS) == b"HTTP/1.1 200 OK\r\n"
         writer.close()

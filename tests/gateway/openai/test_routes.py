@@ -98,3 +98,42 @@ async def test_pages_of_other_origins_may_call_if_allowed() -> None:
         assert streamed.text.rstrip().endswith("data: [DONE]")
         other = await mesh.http.get("/v1/models", headers={"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site", **ORIGIN}, 200),
+        ({"sec-fetch-site": "same-origin", "origin": "https://proxied.example"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"origin": "http://localhost:8000", "host": "localhost:8000"}, 200),
+        ({"host": "app.example"}, 200),
+        # A name of an attacker's that leads to this machine.
+        ({"origin": "http://evil.example:8000", "host": "evil.example:8000"}, 403),
+        ({"host": "[::1]:8000"}, 200),
+        ({"origin": "http://["}, 403),
+    ],
+)
+async def test_other_pages_generate_nothing(headers: dict[str, str], status: int) -> None:
+    """A page may send text/plain anywhere without asking first."""
+    async with running_mesh(http=HttpConfig(cors_origins=("https://app.example",))) as mesh:
+        sent = {"content-type": "text/plain", **headers}
+        answer = await mesh.http.post("/v1/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=sent)
+        assert answer.status_code == status
+        if status == 403:
+            assert answer.json()["error"]["code"] in ("origin_not_allowed", "host_not_allowed")
+
+
+async def test_names_are_checked_only_where_nothing_else_protects() -> None:
+    named = {"host": "mesh.example"}
+    async with running_mesh() as mesh:
+        assert (await mesh.http.get("/v1/models", headers=named)).status_code == 403
+    keys = (ApiKeyConfig.model_validate({"name": "alice", "key": "alice-secret"}),)
+    async with running_mesh(api_keys=keys) as mesh:
+        authorized = {"authorization": "Bearer alice-secret", **named}
+        assert (await mesh.http.get("/v1/models", headers=authorized)).status_code == 200

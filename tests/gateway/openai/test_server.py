@@ -53,7 +53,7 @@ async def test_a_stopping_server_lets_an_answer_end() -> None:
     slow = Slow()
     async with asked(slow, drain_seconds=60.0) as (server, answer):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"GET /quick HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /quick HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert await reader.readuntil(b"quick")
         stopping = asyncio.create_task(server.__aexit__(None, None, None))
         assert await reader.read() == b""

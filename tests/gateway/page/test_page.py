@@ -112,6 +112,13 @@ async def test_the_metrics_are_beside_it() -> None:
     assert "deepmesh_gateway_accepted_total{" in response.text
 
 
+async def test_other_pages_neither_read_nor_ask() -> None:
+    async with page() as client:
+        read = await client.get("/metrics", headers={"host": "evil.example"})
+        asked = await client.post("/v1/chat/completions", json=QUESTION, headers={"origin": "https://evil.example"})
+    assert (read.status_code, asked.status_code) == (403, 403)
+
+
 async def test_pages_that_watch_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.page.server.MOST_WATCHERS", 2)
     async with page() as client, AsyncExitStack() as stack:
