@@ -98,7 +98,7 @@ def _products(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[st
     if Stored.FP8 in (kept.linear, kept.experts):
         yield from ("fp8_gemm/few_rows", "fp8_gemm/many_rows", "swiglu/bf16")
     if kept.linear is Stored.PLAIN:
-        yield "linear/clusters"
+        yield from ("linear/clusters", "linear/one_row")
     if kept.experts is Stored.INT4:
         whole = kept.group == WEIGHT_GROUP
         yield from ("w4a8_gemm/few_tokens", "w4a8_gemm/w4a8") if whole else ("w4a8_gemm/w4a8_groups_of_32",)
