@@ -18,8 +18,8 @@ CONTEXT_TOKENS = 1024
 CONTEXT_TOKENS_AHEAD = 4096
 
 
-def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -> StepTimes:
-    """Measure steps of 1, 2, 4, ... max_requests rows with 0 to `most` drafts. block: one that is never read.
+def measure_depths(backend: Backend, max_requests: int, most: int, block: int, rank: int = 0) -> StepTimes:
+    """Measure steps of 1, 2, 4, ... max_requests rows with 0 to `most` drafts. block, rank: see `timed_steps.decoding`.
 
     Only none, one and `most` drafts are measured: what lies between is within 5% of a line, for one row of R1 on four
     H200, and within 2% for 96.
@@ -33,16 +33,16 @@ def measure_depths(backend: Backend, max_requests: int, most: int, block: int) -
     for count in rows:
         measured = []
         for depth in depths:
-            measured.append(_measure(backend, count, depth, block))
+            measured.append(_measure(backend, count, depth, block, rank))
             progress.advance(count)
         seconds.append(np.interp(range(1 + most), depths, measured).tolist())
         _log.info("steps by drafts", extra={"fields": {"rows": count, "ms": _milliseconds(seconds[-1])}})
     return StepTimes(rows, seconds)
 
 
-def _measure(backend: Backend, rows: int, depth: int, block: int) -> float:
+def _measure(backend: Backend, rows: int, depth: int, block: int, rank: int) -> float:
     end = min(CONTEXT_TOKENS_AHEAD if backend.asynchronous else CONTEXT_TOKENS, backend.context_tokens)
-    return quickest_step(backend, *decoding(backend, rows, depth, end, block))
+    return quickest_step(backend, *decoding(backend, rows, depth, end, block, rank))
 
 
 def _milliseconds(seconds: Sequence[float]) -> str:

@@ -22,19 +22,19 @@ PROMPT_REPEATS = 1
 
 
 def measure_speed(
-    backend: Backend, config: EngineConfig, block: int, clock: Callable[[], float] = time.perf_counter
+    backend: Backend, config: EngineConfig, block: int, rank: int = 0, clock: Callable[[], float] = time.perf_counter
 ) -> WorkerSpeed:
-    """All ranks of a worker call it at once. block: one that is never read."""
+    """All ranks of a worker call it at once. block, rank: see `timed_steps.decoding`."""
     # Placement scales its cost model by this one point: between a request alone and a full batch.
     requests = isqrt(config.max_requests)
     # If each step's number of drafts is chosen, a worker that is full takes none.
     drafts = 0 if config.drafts.next_n == "auto" else config.drafts.next_n
     end = min(CONTEXT_TOKENS, backend.context_tokens)
-    seconds = quickest_step(backend, *decoding(backend, requests, drafts, end, block), clock=clock)
+    seconds = quickest_step(backend, *decoding(backend, requests, drafts, end, block, rank), clock=clock)
     tokens = min(config.max_step_tokens, backend.context_tokens - 1)
     if not backend.asynchronous:
         tokens = min(tokens, PROMPT_TOKENS)
-    prompt = Batch(0, [Row(drawn_tokens(backend, tokens), 0, [block] * blocks_for(tokens), Sampling())])
+    prompt = Batch(0, [Row(drawn_tokens(backend, tokens, rank), 0, [block] * blocks_for(tokens), Sampling())])
     prompt_seconds = quickest_step(backend, prompt, shape_of(prompt.rows), PROMPT_REPEATS, clock)
     return WorkerSpeed(
         decode_step_ms=seconds * 1000 / (1 + sum(PRIOR[:drafts])),

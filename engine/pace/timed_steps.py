@@ -12,15 +12,21 @@ from mesh.blocks import blocks_for
 from mesh.domain.sampling import Sampling
 
 
-def drawn_tokens(backend: Backend, tokens: int) -> list[int]:
-    """Token ids for steps that are timed. Equal ones would choose equal experts, and a step would read too few."""
-    return random.Random(0).choices(range(backend.vocabulary_size), k=tokens)
+def drawn_tokens(backend: Backend, tokens: int, rank: int) -> list[int]:
+    """Token ids for steps that are timed. Equal ones would choose equal experts, and a step would read too few: those
+    of each of a worker's dp ranks are its own.
+    """
+    return random.Random(rank).choices(range(backend.vocabulary_size), k=tokens)
 
 
-def decoding(backend: Backend, requests: int, drafts: int, end: int, block: int) -> tuple[Batch, StepShape]:
-    """A step of `requests` rows with drafts, each of which ends at position `end`. block: one that is never read."""
+def decoding(
+    backend: Backend, requests: int, drafts: int, end: int, block: int, rank: int = 0
+) -> tuple[Batch, StepShape]:
+    """A step of `requests` rows with drafts, each of which ends at position `end`. block: one that is never read; rank:
+    this one's number among the worker's dp ranks.
+    """
     start, width = max(end - 1 - drafts, 0), 1 + drafts
-    blocks, token_ids = [block] * blocks_for(start + 1 + 2 * drafts), drawn_tokens(backend, requests * width)
+    blocks, token_ids = [block] * blocks_for(start + 1 + 2 * drafts), drawn_tokens(backend, requests * width, rank)
     rows = [
         Row(token_ids[first : first + width], start, blocks, Sampling(), drafts=drafts)
         for first in range(0, requests * width, width)

@@ -118,7 +118,8 @@ class ModelBackend:
             free=self._free,
         )
         group = self._model.expert_group
-        given, first = config.total_blocks is not None, self._exchange.place.rank == 0
+        place = self._exchange.place
+        given, first = config.total_blocks is not None, place.rank == 0
         self._pool = settle_pool(planned, serving, group.least, given=given, alone=not group.divides, tells=first)
         self.block_bytes = self._pool.block_bytes
         sizes = self._step_sizes(resolved, self.context_tokens)
@@ -132,7 +133,7 @@ class ModelBackend:
             warm_up(self._run, self.steps, self.state, config, sizes, self.context_tokens, warm)
         times.mark("warm-up")
         file = None if kept is None else times_file(kept, model_config, self.namespace, resolved)
-        known = known_times(self, file, config, self.state.padding_block, group.largest)
+        known = known_times(self, file, config, self.state.padding_block, group.largest, place.dp_index)
         self.speed, self.step_times = known.speed, known.steps
         times.mark("speed")
         # Made after all steps that no request asked for, so that their choices of experts do not count.

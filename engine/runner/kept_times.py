@@ -32,32 +32,38 @@ class KnownTimes:
 
 
 def known_times(
-    backend: Backend, file: Path | None, config: EngineConfig, block: int, largest: Callable[[float], float]
+    backend: Backend,
+    file: Path | None,
+    config: EngineConfig,
+    block: int,
+    largest: Callable[[float], float],
+    rank: int = 0,
 ) -> KnownTimes:
     """What the file has; otherwise what is measured now, for later starts too. All ranks of a worker call it at once.
 
     On a CPU others' load weighs more, and would stay, so steps with drafts are measured each time. file: None if
-    nothing is to be kept; block: one that is never read; largest: of the numbers that all ranks pass.
+    nothing is to be kept; block, rank: see `engine.pace.timed_steps.decoding`; largest: of the numbers that all ranks
+    pass.
     """
     if file is None:
-        return KnownTimes(None, _measured_steps(backend, config, block))
+        return KnownTimes(None, _measured_steps(backend, config, block, rank))
     known = read_times(file)
     # All ranks measure, or none does: some may have found what others have just written.
     if largest(float(known is None)) or known is None:
         with span("engine.measure_speed"):
-            speed = measure_speed(backend, config, block)
-        known = KnownTimes(speed, _measured_steps(backend, config, block) if backend.asynchronous else None)
+            speed = measure_speed(backend, config, block, rank)
+        known = KnownTimes(speed, _measured_steps(backend, config, block, rank) if backend.asynchronous else None)
         keep_times(file, known)
     if backend.asynchronous:
         return known
-    return KnownTimes(known.speed, _measured_steps(backend, config, block))
+    return KnownTimes(known.speed, _measured_steps(backend, config, block, rank))
 
 
-def _measured_steps(backend: Backend, config: EngineConfig, block: int) -> StepTimes | None:
+def _measured_steps(backend: Backend, config: EngineConfig, block: int, rank: int) -> StepTimes | None:
     if config.drafts.next_n != "auto":
         return None
     with span("engine.measure_drafts"):
-        return measure_depths(backend, config.max_requests, config.drafts.most, block)
+        return measure_depths(backend, config.max_requests, config.drafts.most, block, rank)
 
 
 def times_file(folder: Path, model: ModelConfig, namespace: KvNamespace, resolved: ResolvedEngineConfig) -> Path:

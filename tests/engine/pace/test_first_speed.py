@@ -31,7 +31,7 @@ class Watched(OracleBackend):
 def test_a_step_and_a_prompt_are_measured_apart() -> None:
     clock = SleepingClock()
     backend = Watched(clock)
-    speed = measure_speed(backend, oracle_config(max_requests=64), 0, clock)
+    speed = measure_speed(backend, oracle_config(max_requests=64), 0, clock=clock)
     assert speed.decode_step_ms == pytest.approx(20.0) and speed.decode_step_requests == 8.0
     assert speed.prompts.tokens_per_second == pytest.approx(1000.0)
     assert (speed.prompts.context_tokens, speed.prompts.step_tokens) == (PROMPT_TOKENS / 2, PROMPT_TOKENS)
@@ -40,23 +40,32 @@ def test_a_step_and_a_prompt_are_measured_apart() -> None:
 
 def test_rows_that_are_timed_choose_experts_of_their_own() -> None:
     backend = Watched(SleepingClock())
-    measure_speed(backend, oracle_config(max_requests=64), 0, backend.clock)
+    measure_speed(backend, oracle_config(max_requests=64), 0, clock=backend.clock)
     decoded, computed = backend.launched[0][0].rows, backend.launched[-1][0].rows
     assert len({tuple(row.token_ids) for row in decoded}) == len(decoded) == 8
     assert len(set(computed[0].token_ids)) > PROMPT_TOKENS / 2
 
 
+def test_ranks_time_steps_with_tokens_of_their_own() -> None:
+    tokens: list[set[int]] = []
+    for rank in range(2):
+        backend = Watched(SleepingClock())
+        measure_speed(backend, oracle_config(max_requests=64), 0, rank, backend.clock)
+        tokens.append({row.token_ids[0] for row in backend.launched[0][0].rows})
+    assert not tokens[0] & tokens[1]
+
+
 def test_a_device_computes_a_whole_step_of_a_prompt() -> None:
     clock = SleepingClock()
     backend = Watched(clock, asynchronous=True)
-    speed = measure_speed(backend, oracle_config(max_step_tokens=512), 0, clock)
+    speed = measure_speed(backend, oracle_config(max_step_tokens=512), 0, clock=clock)
     assert speed.prompts.step_tokens == 512
 
 
 def test_drafts_count_as_the_tokens_that_they_bring() -> None:
     clock = SleepingClock()
     backend = Watched(clock)
-    speed = measure_speed(backend, oracle_config(drafts={"next_n": 2}, max_step_tokens=512), 0, clock)
+    speed = measure_speed(backend, oracle_config(drafts={"next_n": 2}, max_step_tokens=512), 0, clock=clock)
     assert speed.decode_step_ms == pytest.approx(20.0 / (1 + PRIOR[0] + PRIOR[1]))
     assert {shape.drafts for _, shape in backend.launched if shape.decode_only} == {2}
 
