@@ -78,10 +78,38 @@ def int4_experts(tiles: torch.Tensor) -> Int4Experts:
     """tiles: [experts, outputs / 64, inputs / 128, tile's bytes] uint8. Looks through them for -8; once, after
     loading.
     """
+    return _int4_experts(tiles, any(_holds_minimum(expert) for expert in tiles))
+
+
+def _int4_experts(tiles: torch.Tensor, has_minimum: bool) -> Int4Experts:
     assert tiles.dim() == 4 and tiles.shape[-1] in map(tile_bytes, GROUPS)
     assert tiles.dtype == torch.uint8 and tiles.is_contiguous()
-    drawn = torch.zeros(1, dtype=torch.int32, device=tiles.device)
-    return Int4Experts(tiles, any(_holds_minimum(expert) for expert in tiles), drawn)
+    return Int4Experts(tiles, has_minimum, torch.zeros(1, dtype=torch.int32, device=tiles.device))
+
+
+def published_places(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where tiles [..., outputs / 64, inputs / 128, tile's bytes] uint8 have their weights and scales before they are
+    packed: [..., outputs / 64, 64, inputs / 128, columns of a tile], int8 with two weights a byte, and bfloat16.
+    """
+    values = tiles[..., :WEIGHT_BYTES].view(torch.int8).unflatten(-1, (TILE_OUTPUTS, -1))
+    scales = tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).unflatten(-1, (TILE_OUTPUTS, -1))
+    return values.transpose(-3, -2), scales.transpose(-3, -2)
+
+
+def pack_published(tiles: torch.Tensor, in_turns: bool) -> Int4Experts:
+    """Pack tiles [experts, outputs / 64, inputs / 128, tile's bytes] uint8, contiguous, in place, and look through them
+    for -8. They have their weights and scales in `published_places`. in_turns: outputs are gate's and then up's, and
+    take turns of 8 when packed.
+    """
+    if not tiles.is_cuda:
+        # Expert by expert: packing takes several times an expert's bytes.
+        for each in tiles:
+            matrices = [place.flatten(-2).flatten(0, 1) for place in published_places(each)]
+            each.copy_(pack_tiles(*map(take_turns, matrices) if in_turns else matrices))
+        return int4_experts(tiles)
+    from kernels.w4a8_gemm import triton
+
+    return _int4_experts(tiles, triton.pack_published(tiles, in_turns))
 
 
 def take_turns(gate_up: torch.Tensor) -> torch.Tensor:

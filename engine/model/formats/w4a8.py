@@ -24,16 +24,15 @@ from kernels.w4a8_gemm import (
     Int4FeedForward,
     ScaledRows,
     few_tokens_feed_forward,
-    int4_experts,
     int4_feed_forward,
-    pack_tiles,
+    pack_published,
     profiled,
-    take_turns,
+    published_places,
     takes_few_tokens,
     w4a8_feed_forward,
     w4a8_grouped_gemm,
 )
-from kernels.w4a8_gemm.operands import TILE_INPUTS, TILE_OUTPUTS, WEIGHT_BYTES, tile_bytes
+from kernels.w4a8_gemm.operands import TILE_INPUTS, TILE_OUTPUTS, tile_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +148,9 @@ class _Matrices:
         self._in_turns = in_turns
         shape = (experts, outputs // TILE_OUTPUTS, inputs // TILE_INPUTS, tile_bytes(group))
         self.tiles = new(*shape, dtype=torch.uint8)
-        values = self.tiles[..., :WEIGHT_BYTES].view(torch.int8).unflatten(-1, (TILE_OUTPUTS, -1))
-        scales = self.tiles[..., WEIGHT_BYTES:].view(torch.bfloat16).unflatten(-1, (TILE_OUTPUTS, -1))
         # Places of matrices [outputs, inputs / 2] int8 and [outputs, inputs / group] bfloat16, which do not lie in one
         # piece: [experts, tiles, 64, tiles along the inputs, columns of a tile].
-        self.values, self.scales = values.transpose(2, 3), scales.transpose(2, 3)
+        self.values, self.scales = published_places(self.tiles)
         self._packed: Int4Experts | None = None
 
     @property
@@ -162,16 +159,8 @@ class _Matrices:
         return self._packed
 
     def finish(self, group: ExpertGroup, *, profile: bool) -> None:
-        # Expert by expert: packing takes several times an expert's bytes.
-        for tiles, values, scales in zip(self.tiles, self.values, self.scales, strict=True):
-            tiles.copy_(pack_tiles(self._ordered(values), self._ordered(scales)))
-        packed = int4_experts(self.tiles)
+        packed = pack_published(self.tiles, self._in_turns)
         # Taken over all ranks, since experts of other ranks may move here.
         has_minimum = bool(group.largest(float(packed.has_minimum)))
         packed = replace(packed, has_minimum=has_minimum)
         self._packed = profiled(packed) if profile else packed
-
-    def _ordered(self, place: torch.Tensor) -> torch.Tensor:
-        """[tiles, 64, tiles along the inputs, columns of a tile] as a matrix, its outputs as they are packed."""
-        matrix = place.flatten(2).flatten(0, 1)
-        return take_turns(matrix) if self._in_turns else matrix.contiguous()
