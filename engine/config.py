@@ -68,7 +68,8 @@ class EngineConfig(Config):
     prompt_attention_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
     """The format in which queries, keys and values of prompts are multiplied: as the model computes, or in one byte, to
     which they are converted on the way. The latter is fast on a Hopper GPU alone, and slow elsewhere. Sparse prompts,
-    and short chunks after a long prefix, are computed as by default.
+    short chunks after a long prefix, and up to position 6,963 tokens of DeepSeek-V3.2's that select what they attend
+    to, are computed as by default.
     """
     weights: Literal["auto", "quantized", "dequantized", "fp8", "w4a8"] = "auto"
     """Quantized weights are either multiplied as they are, by activations that are quantized on the way, or converted

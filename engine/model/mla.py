@@ -275,8 +275,8 @@ class Attention:
         assert rows.choice.tokens is not None, "the first layer has an indexer"
         return mla_selected(
             absorb_query(inputs.query[own], self._absorb_query, context.rotations[own]),
-            context.kv_pool[self.index],
-            rows.plan,
+            rows.latents(context.kv_pool, self.index),
+            rows.attended,
             rows.choice.tokens,
             value_width=config.kv_lora_rank,
             scale=config.softmax_scale,

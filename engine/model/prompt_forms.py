@@ -7,12 +7,13 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
+import torch
 
 from engine.batch import Row
 from engine.model.config import ModelConfig
 from engine.model.context import AbsorbedRows, DeviceState
 from engine.model.expanded_attention import ExpandedRows
-from engine.model.indexed_rows import IndexedRows, cut_queries, indexed_rows
+from engine.model.indexed_rows import IndexedRows, RoundedLatents, cut_queries, indexed_rows, rounded_latents
 from engine.model.masked_rows import MaskedRows, masked_is_cheaper
 from engine.model.slots import slots_between
 from engine.model.sparse_attention import MOST_SAMPLES, SparseMeter, SparseRow
@@ -25,6 +26,8 @@ from mesh.blocks import BLOCK_TOKENS, blocks_for
 # How many tokens' keys and values are expanded at once for all heads; of more tokens, those of fewer heads. At
 # DeepSeek's widths this takes 64 KiB a token, and 40 KiB more in FP8.
 EXPANDED_TOKENS = 16384
+# How many latents are rounded to e4m3 in the 0.25 us that a query saves which attends to some of them in FP8.
+ROUNDED_FOR_A_QUERY = 256
 
 
 def prompt_forms(
@@ -51,11 +54,12 @@ def prompt_forms(
     for row, first, stop in _cut_where_sparse(config, rows, stops, state):
         if state.index_pool is not None and row.end > state.top_k:
             flush()
-            parts = tuple(_index_prompt(row, max(first, stop - (row.end - state.top_k)), stop, state))
+            selects = max(first, stop - (row.end - state.top_k))
             if _takes_mask(config, row.start, row.end, state):
+                parts = tuple(_index_prompt(row, selects, stop, state))
                 masked.append(_masked_rows(row, first, stop, parts, state))
             else:
-                forms += parts
+                forms += _index_prompt(row, selects, stop, state, _rounded(row, stop - selects, state))
             continue
         if absorbed_is_cheaper(config, queries=stop - first, context=row.end):
             flush()
@@ -147,17 +151,31 @@ def _attend_sparsely(
     )
 
 
-def _index_prompt(row: Row, first: int, stop: int, state: DeviceState) -> Iterator[IndexedRows]:
+def _index_prompt(
+    row: Row, first: int, stop: int, state: DeviceState, rounded: RoundedLatents | None = None
+) -> Iterator[IndexedRows]:
     for start, end in cut_queries(first, stop, row.end):
-        yield indexed_rows(start, end, _prompt_plan(row, row.end - (stop - end), end - start, state))
+        yield indexed_rows(start, end, _prompt_plan(row, row.end - (stop - end), end - start, state), rounded)
+
+
+def _rounded(row: Row, queries: int, state: DeviceState) -> RoundedLatents | None:
+    """What the row's last `queries` tokens attend to if that is rounded for them; None if they read the pool."""
+    stored = state.kv_pool.dtype == COMPRESSED
+    if not state.quantized_prompts or stored or queries * ROUNDED_FOR_A_QUERY < row.end:
+        return None
+    return rounded_latents(_block_table(row, row.end, state))
 
 
 def _prompt_plan(row: Row, context: int, queries: int, state: DeviceState) -> DecodePlan:
     """The plan of the last `queries` of the first `context` tokens of a row's request."""
-    blocks = np.array(row.block_ids[: blocks_for(context)], np.int32)
     lengths = to_device(np.array([context], np.int32), state.device)
     # Other parts of the prompt may be written in the same step, and KV of other ranks' parts comes in it.
-    return plan_decode(to_device(blocks, state.device).unsqueeze(0), lengths, queries, written_tokens=context)
+    return plan_decode(_block_table(row, context, state), lengths, queries, written_tokens=context)
+
+
+def _block_table(row: Row, context: int, state: DeviceState) -> torch.Tensor:
+    """[1, blocks] int32: those of the first `context` tokens of a row's request."""
+    return to_device(np.array(row.block_ids[: blocks_for(context)], np.int32), state.device).unsqueeze(0)
 
 
 def _expand_fresh(spans: Sequence[tuple[Row, int, int]], state: DeviceState) -> ExpandedRows:

@@ -80,7 +80,10 @@ def _attention(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[s
         if kind == "bf16" and model.num_attention_heads <= FEW_HEADS:
             yield from ("mla_decode/few_heads", "mla_decode/few_heads_parts")
     else:
-        yield from (f"mla_selected/{kind}_selected", "index_keys/rows", "index_scores/scores")
+        # Prompts may attend in FP8 where steps that decode do not.
+        kinds = {kind, "fp8" if resolved.prompt_attention_dtype == ONE_BYTE else kind}
+        yield from (f"mla_selected/{each}_selected" for each in sorted(kinds))
+        yield from ("index_keys/rows", "index_scores/scores")
         yield from ("index_scores/prompt_scores", "top_tokens/choice", "top_tokens/short_rows")
     widths = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
     if widths in SOURCES:

@@ -95,9 +95,11 @@ def kv_dtype(at: Situation) -> Choice:
 def prompt_attention_dtype(at: Situation) -> Choice:
     key, model = "prompt_attention_dtype", at.model
     widths = (model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim)
-    made_for = model.quantization.linear is Stored.FP8 and widths == FP8_PROMPT_WIDTHS and model.indexer is None
+    made_for = model.quantization.linear is Stored.FP8 and widths == FP8_PROMPT_WIDTHS
     if at.card.capability[0] != HOPPER or not made_for:
         return Choice(key, "auto", "as published: FP8 attention is for FP8 models of DeepSeek-V3's widths on Hopper")
+    if model.indexer is not None:
+        return Choice(key, "auto", "as published: no page of quality has models with indexers and FP8 attention")
     if at.layout.world > 1:
         return Choice(key, "auto", "as published: FP8 attention was measured and compared on single GPUs alone")
     return _format(at, key, "FP8 attends 1.2 to 1.4 times as fast from 8,192 tokens on")

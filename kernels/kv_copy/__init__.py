@@ -25,10 +25,10 @@ def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, sc
     """The latents at these slots, in order: a new [tokens, width] of `dtype`.
 
     pool: [blocks, 64, width] contiguous, of `dtype`, whose latents are returned as they are stored (`scale` is 1), or
-    e4m3; slots: [tokens] int64.
+    e4m3. Latents of other pools are returned in e4m3 too, with a scale of 1. slots: [tokens] int64.
     """
     assert pool.is_contiguous()
-    assert pool.dtype == COMPRESSED or (pool.dtype == dtype and scale == 1.0)
+    assert pool.dtype == COMPRESSED or (dtype in (pool.dtype, COMPRESSED) and scale == 1.0)
     if pool.is_cuda:
         from kernels.kv_copy import triton
 

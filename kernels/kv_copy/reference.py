@@ -39,7 +39,8 @@ def compress(latents: torch.Tensor, scale: float) -> torch.Tensor:
 def read_latents(pool: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
     flat = pool.view(-1, pool.shape[2])
     if pool.dtype != COMPRESSED:
-        return flat.index_select(0, slots)
+        found = flat.index_select(0, slots)
+        return compress(found, scale) if dtype == COMPRESSED else found
     # As bytes: few operations support one-byte floats.
     stored = flat.view(torch.uint8).index_select(0, slots).view(pool.dtype)
     return stored if dtype == COMPRESSED else (stored.float() * scale).to(dtype)

@@ -137,6 +137,14 @@ def test_shipped_indexers_choose_alike_on_gpu_and_cpu(kv_dtype: str, next_n: int
     assert_mostly_as_on_a_cpu(INDEXED_MODEL, needles(), 40, **settings)
 
 
+@pytest.mark.gpu
+def test_prompts_over_rounded_latents_answer_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise so short prompts attend with masks.
+    monkeypatch.setattr("engine.model.state.masked_until", lambda *_: 0)
+    settings = {"prompt_attention_dtype": "float8_e4m3fn", "max_step_tokens": 300}
+    assert_mostly_as_on_a_cpu(INDEXED_MODEL, needles(), 40, **settings)
+
+
 def needles() -> list[list[int]]:
     """Prompts of some 1,000 tokens, of which tiny-v32 chooses 512, and one that is shorter."""
     chat = find_chat_template(INDEXED_MODEL, load_tokenizer(INDEXED_MODEL))

@@ -125,6 +125,8 @@ def test_latents_are_read_and_placed(tokens: int, compressed: bool) -> None:
     assert near(found, kv_copy_reference.read_latents(pool, slots, torch.bfloat16, scale))
     stored = kv_copy.read_latents(pool, slots, pool.dtype, 1.0)
     assert torch.equal(bytes_of(stored), bytes_of(pool).flatten(0, 1)[slots])
+    rounded = kv_copy.read_latents(pool, slots, torch.float8_e4m3fn, 1.0)
+    assert torch.equal(rounded.float(), kv_copy_reference.read_latents(pool, slots, torch.float8_e4m3fn, 1.0).float())
     order, places = torch.randperm(tokens, device=DEVICE), torch.randperm(3 * BLOCK_TOKENS, device=DEVICE)[:tokens]
     expected = pool.clone()
     kv_copy_reference.place_latents(stored, order, expected, places)

@@ -35,6 +35,14 @@ def test_a_compressed_latent_is_scale_times_what_is_stored() -> None:
     assert torch.equal(read_latents(pool, slots, torch.float32, 0.25), pool.float().view(-1, 12)[slots] * 0.25)
 
 
+def test_latents_are_rounded_and_clamped_where_e4m3_is_asked_for() -> None:
+    pool = torch.randn(3, BLOCK_TOKENS, 12) * 200
+    slots = torch.randperm(3 * BLOCK_TOKENS)[:50]
+    found = read_latents(pool, slots, torch.float8_e4m3fn)
+    assert torch.equal(found.float(), pool.view(-1, 12)[slots].clamp(-448, 448).to(torch.float8_e4m3fn).float())
+    assert found.float().abs().max() == 448
+
+
 def test_compressed_latents_stay_as_they_are_stored() -> None:
     pool = torch.randn(3, BLOCK_TOKENS, 140).to(torch.float8_e4m3fn)
     slots = torch.randperm(3 * BLOCK_TOKENS)[:50]
