@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from torch.nn import functional
 
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
@@ -16,7 +15,8 @@ from engine.model.layers import DecoderLayer
 from engine.model.moe import MixtureOfExperts
 from engine.model.mtp import MtpModule
 from engine.model.parameters import NamedParameters, Part, cut, whole
-from engine.model.residual import Residual, begin_residual
+from engine.model.residual import Residual, begin_residual, residual_rows
+from kernels.embedding import embed
 from kernels.linear import linear
 from kernels.norm import Delta
 from kernels.rope import frequencies, rotation_table, yarn_frequencies
@@ -96,9 +96,9 @@ class Model:
         """
         if self.offloaded is not None:
             self.offloaded.begin()
-        residual = self._residual(context)
+        embedded, residual = self._begin(context)
         context = _counting(context, residual)
-        delta: Delta = residual.delta(self._embedded(context.token_ids))
+        delta: Delta = residual.delta(embedded)
         for index, layer in enumerate(self.layers):
             delta = layer.forward(delta, residual, context)
             if self.offloaded is not None:
@@ -119,8 +119,8 @@ class Model:
         hidden: [tokens, hidden] of the tokens before those in `context`, which follow them: of the first module from
         `hidden_states`, of others from the module before; or from the module itself, which is then run once more.
         """
-        residual = self._residual(context)
-        embedded = self.group.sum_everywhere(self._embedded(context.token_ids))
+        embedded, residual = self._begin(context)
+        embedded = self.group.sum_everywhere(embedded)
         return self.mtp[module].forward(embedded, hidden, residual, _counting(context, residual))
 
     def _balanced(self) -> Iterator[tuple[int, MixtureOfExperts, ExpertSlots]]:
@@ -129,18 +129,14 @@ class Model:
             if isinstance(mixture, MixtureOfExperts) and mixture.slots is not None:
                 yield index, mixture, mixture.slots
 
-    def _residual(self, context: ForwardContext) -> Residual:
+    def _begin(self, context: ForwardContext) -> tuple[torch.Tensor, Residual]:
+        """This rank's part of the embeddings, [tokens, hidden], and the residual."""
         tokens, epsilon = len(context.token_ids), self.config.rms_norm_eps
         # Rows that all ranks have do not travel to experts, and parts of a step would have nothing to take turns for.
-        return begin_residual(self.embedding, tokens, epsilon, self.group, divided=self.expert_group.turns.taken)
-
-    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the embeddings: [tokens, hidden]. token_ids: [tokens] int64."""
-        if not self.group.divides:
-            return functional.embedding(token_ids, self.embedding)
-        foreign = (token_ids < self._tokens.start) | (token_ids >= self._tokens.stop)
-        known = functional.embedding((token_ids - self._tokens.start).masked_fill(foreign, 0), self.embedding)
-        return known.masked_fill(foreign.unsqueeze(1), 0)
+        divided = self.expert_group.turns.taken
+        rows = residual_rows(tokens, self.group, divided=divided)
+        embedded, zeros = embed(context.token_ids, self.embedding, self._tokens.start, rows)
+        return embedded, begin_residual(zeros, tokens, epsilon, self.group, divided=divided)
 
 
 def one_of_each(kinds: Sequence[Hashable]) -> list[int]:

@@ -68,11 +68,16 @@ class Residual(Protocol):
         ...
 
 
-def begin_residual(like: torch.Tensor, tokens: int, epsilon: float, group: TensorGroup, *, divided: bool) -> Residual:
-    """A residual of zeros. like: [.., hidden], of the same dtype and device; divided: divide even few rows."""
+def residual_rows(tokens: int, group: TensorGroup, *, divided: bool) -> int:
+    """How many rows of a residual of some tokens this rank has. divided: divide even few rows."""
+    return tokens if group.has_everywhere(tokens) and not divided else group.own_rows(tokens)
+
+
+def begin_residual(zeros: torch.Tensor, tokens: int, epsilon: float, group: TensorGroup, *, divided: bool) -> Residual:
+    """zeros: [rows, hidden], as many as `residual_rows`, which are overwritten."""
     if group.has_everywhere(tokens) and not divided:
-        return EverywhereResidual(like.new_zeros(tokens, like.shape[1]), epsilon, group)
-    return DividedResidual(like.new_zeros(group.own_rows(tokens), like.shape[1]), tokens, epsilon, group)
+        return EverywhereResidual(zeros, epsilon, group)
+    return DividedResidual(zeros, tokens, epsilon, group)
 
 
 class DividedResidual:
