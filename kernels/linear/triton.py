@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.dependent_launch import dependent_launch, start_next, wait_for_earlier
 from kernels.hopper import is_hopper
 from kernels.tile_sizes import cdiv, next_power_of_2
 
@@ -18,8 +19,13 @@ FEWEST_OUTPUTS = 65536
 # A program multiplies 128 outputs by all rows; the tensor cores' 64 rows hold outputs. Reads each weight once, 2 bytes,
 # and each value of the rows from the second-level cache, 2 bytes. Boxes of both are copied four steps ahead.
 @triton.jit(do_not_specialize=["rows"])
-def _few_rows(x, weight, out, rows, outputs, inputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
+def _few_rows(
+    x, weight, out, rows, outputs, inputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    start_next(DEPENDENT)
     first = tl.program_id(0) * OUTPUTS
+    wait_for_earlier(DEPENDENT)
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for column in range(0, inputs, INPUTS):
         total = tl.dot(weight.load([first, column]), x.load([0, column]).T, total)
@@ -44,6 +50,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         # The copy engine reads zeros beyond a matrix.
         boxes = (TensorDescriptor.from_tensor(each, [size, INPUTS]) for each, size in ((x, held), (weight, OUTPUTS)))
         _few_rows[(cdiv(outputs, OUTPUTS),)](
-            *boxes, out, rows, outputs, inputs, held, OUTPUTS, INPUTS, num_stages=STAGES, num_warps=WARPS
-        )
+            *boxes, out, rows, outputs, inputs, held, OUTPUTS, INPUTS, num_stages=STAGES, num_warps=WARPS,
+            **dependent_launch(x.device),
+        )  # fmt: skip
     return out
