@@ -61,9 +61,11 @@ def fill_rests(units: list[int], room: list[int], left: list[int], fewest: int) 
     """Split the requests in `left` over the room that there is. Returns the parts and whether all of it fits."""
     made: Parts = [[] for _ in room]
     waiting, first, slot = list(left), 0, 0
-    for pieces, free in zip(made, room, strict=True):
-        while waiting and free - PIECE_COST >= min(units[waiting[0]] - first, fewest):
-            last = min(first + free - PIECE_COST, units[waiting[0]])
+    for pieces, whole in zip(made, room, strict=True):
+        free = whole - PIECE_COST
+        # Parts with little room stay out.
+        while waiting and whole - PIECE_COST >= fewest and free >= (1 if first else min(units[waiting[0]], fewest)):
+            last = min(first + free, units[waiting[0]])
             pieces.append(Piece(waiting[0], first, last, slot))
             free -= last - first + PIECE_COST
             first, slot = last, slot + 1

@@ -23,17 +23,34 @@ struct Left {
   unsigned short place, units;
 };
 
-struct SplitPiece {
-  // `left` is the index of its request among those that found no room.
-  unsigned short part, left, first, last;
-};
-
 // How one warp divides the work, for one capacity of the parts.
 struct Trial {
-  // Requests that found no room, and their pieces, part by part; index of each part's first piece.
+  // Requests that found no room, laid one after the other along what is left of the parts: where each begins. A part's room, which
+  // one piece's cost is taken from, ends at `ends`.
   Left left[MOST_PARTS];
-  SplitPiece pieces[2 * MOST_PARTS];
-  int begins[MOST_PARTS + 1], room[MOST_PARTS], left_count;
+  int starts[MOST_PARTS], ends[MOST_PARTS], left_count;
+  // Index of each part's first piece among these requests' pieces.
+  int begins[MOST_PARTS + 1];
+
+  __device__ __forceinline__ int start_of(int part) const { return part ? ends[part - 1] : 0; }
+  // The first request that goes on after this place.
+  __device__ __forceinline__ int first_after(int place) const {
+    int low = 0, high = left_count;
+    while (low < high) {
+      int middle = (low + high) / 2;
+      if (starts[middle] + left[middle].units > place)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    return low;
+  }
+  __device__ __forceinline__ int pieces_of(int part) const {
+    int first = first_after(start_of(part)), count = 0;
+    if (start_of(part) == ends[part]) return 0;
+    while (first + count < left_count && starts[first + count] < ends[part]) count++;
+    return count;
+  }
 };
 
 // Each lane keeps, for some of the parts, the room that is left and the number of whole requests.
@@ -74,10 +91,22 @@ __device__ __forceinline__ void pack(const Work& work, int capacity, Packing& pa
     packing.room[i] = i * 32 + lane < work.part_count ? capacity : 0;
     packing.whole[i] = 0;
   }
+  // The longest ones find no room in any part.
 #pragma unroll 1
-  for (int at = 0; at < work.requests; at++) {
-    if (at % 32 == 0 && at + lane < work.requests) own = work.order[at + lane].y;
-    int units = __shfl_sync(~0u, own, at % 32), part = -1, place = -1;
+  for (bool all = true; all && count < work.requests;) {
+    int at = count + lane, units = at < work.requests ? work.order[at].y : 0;
+    bool left = units + PIECE_COST > capacity;
+    if (left) places[at] = -1;
+    if (left && at < MOST_PARTS) trial.left[at] = {(unsigned short)at, (unsigned short)units};
+    u32 found = __ballot_sync(~0u, left);
+    count += __popc(found);
+    all = found == ~0u;
+  }
+  int first = count;
+#pragma unroll 1
+  for (int at = first; at < work.requests; at++) {
+    if ((at - first) % 32 == 0 && at + lane < work.requests) own = work.order[at + lane].y;
+    int units = __shfl_sync(~0u, own, (at - first) % 32), part = -1, place = -1;
 #pragma unroll
     for (int i = LANE_PARTS - 1; i >= 0; i--) {
       u32 roomy = __ballot_sync(~0u, packing.room[i] >= units + PIECE_COST);
@@ -95,8 +124,6 @@ __device__ __forceinline__ void pack(const Work& work, int capacity, Packing& pa
     if (lane == 0 && count < MOST_PARTS) trial.left[count] = {(unsigned short)at, (unsigned short)units};
     count++;
   }
-#pragma unroll
-  for (int i = 0; i < LANE_PARTS; i++) trial.room[i * 32 + lane] = packing.room[i];
   if (lane == 0) trial.left_count = count;
   __syncwarp();
 }
@@ -105,62 +132,92 @@ __device__ __forceinline__ int fewest_units(const Work& work) {
   return work.requests * work.query_tokens <= FEW_TOKENS ? FEWEST_OF_FEW : FEWEST_UNITS;
 }
 
-// One thread: splits the requests that found no room over what is left of the parts. Returns whether all of them fit.
-__device__ __forceinline__ bool fill(const Work& work, Trial& trial) {
-  if (trial.left_count > MOST_PARTS) return false;
-  int left = 0, first = 0, count = 0, units = trial.left[0].units, fewest = fewest_units(work);
-#pragma unroll 1
-  for (int part = 0; part < work.part_count; part++) {
-    int room = trial.room[part];
-    trial.begins[part] = count;
-#pragma unroll 1
-    while (left < trial.left_count && room - PIECE_COST >= min(units - first, fewest)) {
-      int last = min(first + room - PIECE_COST, units);
-      trial.pieces[count++] = {(unsigned short)part, (unsigned short)left, (unsigned short)first, (unsigned short)last};
-      room -= last - first + PIECE_COST;
-      first = last;
-      if (last < units) continue;
-      first = 0;
-      if (++left < trial.left_count) units = trial.left[left].units;
+// One warp: an inclusive sum over all parts.
+__device__ __forceinline__ void add_up(int (&values)[LANE_PARTS]) {
+  int lane = threadIdx.x % 32, before = 0;
+#pragma unroll
+  for (int i = 0; i < LANE_PARTS; i++) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      int other = __shfl_up_sync(~0u, values[i], step);
+      if (lane >= step) values[i] += other;
     }
+    values[i] += before;
+    before = __shfl_sync(~0u, values[i], 31);
   }
-  trial.begins[work.part_count] = count;
-  return left == trial.left_count;
+}
+
+// One warp: lays the requests that found no room along what is left of the parts. Parts with little room stay out. Returns whether
+// all of them fit.
+__device__ __forceinline__ bool fill(const Work& work, const Packing& packing, Trial& trial) {
+  int lane = threadIdx.x % 32, fewest = fewest_units(work), ends[LANE_PARTS], start = 0;
+  if (trial.left_count > MOST_PARTS) return false;
+#pragma unroll
+  for (int i = 0; i < LANE_PARTS; i++) {
+    int room = packing.room[i] - PIECE_COST;
+    ends[i] = room >= fewest ? room : 0;
+  }
+  add_up(ends);
+#pragma unroll
+  for (int i = 0; i < LANE_PARTS; i++) trial.ends[i * 32 + lane] = ends[i];
+#pragma unroll 1
+  for (int left = 0; left < trial.left_count; left++) {
+    int end = start + trial.left[left].units, part = -1, own = 0;
+#pragma unroll
+    for (int i = LANE_PARTS - 1; i >= 0; i--) {
+      u32 reached = __ballot_sync(~0u, ends[i] >= end);
+      if (reached) part = i * 32 + __ffs(reached) - 1;
+      if (reached) own = ends[i];
+    }
+    if (part < 0) return false;
+    int last = __shfl_sync(~0u, own, part % 32);
+    if (lane == 0) trial.starts[left] = start;
+    // The next request begins in the same part only if the piece is worth its cost.
+    int next = left + 1 < trial.left_count ? trial.left[left + 1].units : 0;
+    start = last - end - PIECE_COST >= min(next, fewest) ? end + PIECE_COST : last;
+  }
+  __syncwarp();
+  return true;
 }
 
 // What splitting this many requests costs, in units.
 __device__ __forceinline__ int split_cost(int requests) { return requests ? SPLIT_COST + requests / SPLITS_OF_A_UNIT : 0; }
 
-// One warp: the index of each part's first piece.
-__device__ __forceinline__ void number(const Work& work, const Packing& packing, const Trial& trial, int* begins, int* whole) {
-  int lane = threadIdx.x % 32, before = 0;
+// One warp: the index of each part's first piece, among all and among those of split requests.
+__device__ __forceinline__ void number(const Work& work, const Packing& packing, Trial& trial, int* begins, int* whole) {
+  int lane = threadIdx.x % 32, split[LANE_PARTS], all[LANE_PARTS], own_split[LANE_PARTS], own_all[LANE_PARTS];
 #pragma unroll
   for (int i = 0; i < LANE_PARTS; i++) {
-    int part = i * 32 + lane, sum = packing.whole[i];
+    int part = i * 32 + lane;
+    own_split[i] = split[i] = part < work.part_count ? trial.pieces_of(part) : 0;
+    own_all[i] = all[i] = split[i] + packing.whole[i];
+  }
+  add_up(split);
+  add_up(all);
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      int other = __shfl_up_sync(~0u, sum, step);
-      if (lane >= step) sum += other;
-    }
+  for (int i = 0; i < LANE_PARTS; i++) {
+    int part = i * 32 + lane;
     whole[part] = packing.whole[i];
-    if (part <= work.part_count) begins[part] = work.parts[part] = before + sum - packing.whole[i] + trial.begins[part];
-    before += __shfl_sync(~0u, sum, 31);
+    trial.begins[part] = split[i] - own_split[i];
+    if (part <= work.part_count) begins[part] = work.parts[part] = all[i] - own_all[i];
   }
 }
 
 // All threads: stores the pieces of split requests, after the whole ones of their parts.
 __device__ __forceinline__ void store_split(const Work& work, const Trial& trial, const int* begins, const int* whole) {
 #pragma unroll 1
-  for (int slot = threadIdx.x; slot < trial.begins[work.part_count]; slot += THREADS) {
-    SplitPiece piece = trial.pieces[slot];
-    Left left = trial.left[piece.left];
-    int request = work.order[left.place].x;
-    work.pieces[begins[piece.part] + whole[piece.part] + slot - trial.begins[piece.part]] =
-        Piece{request, piece.first, piece.last, slot};
-    SplitRequest& split = work.split_requests[piece.left];
-    if (piece.first == 0) split.request = request;
-    if (piece.first == 0) split.first = slot;
-    if (piece.last == left.units) split.last = slot + 1;
+  for (int part = threadIdx.x; part < work.part_count; part += THREADS) {
+    int start = trial.start_of(part), left = trial.first_after(start), place = begins[part] + whole[part];
+#pragma unroll 1
+    for (int slot = trial.begins[part]; slot < trial.begins[part + 1]; slot++, left++) {
+      int units = trial.left[left].units, first = max(start - trial.starts[left], 0);
+      int last = min(trial.ends[part] - trial.starts[left], units), request = work.order[trial.left[left].place].x;
+      work.pieces[place++] = Piece{request, first, last, slot};
+      SplitRequest& split = work.split_requests[left];
+      if (first == 0) split.request = request;
+      if (first == 0) split.first = slot;
+      if (last == units) split.last = slot + 1;
+    }
   }
 #pragma unroll 1
   for (int i = trial.left_count + threadIdx.x; i < work.part_count; i += THREADS) work.split_requests[i] = SplitRequest{0, 0, 0, 0};
@@ -195,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) schedule(const __grid_cons
   Packing packing;
   pack(work, least + warp, packing, trials[warp], work.tried + warp * work.requests);
   // The lower bits say which warp it was.
-  if (threadIdx.x % 32 == 0 && fill(work, trials[warp]))
+  if (fill(work, packing, trials[warp]) && threadIdx.x % 32 == 0)
         atomicMin(&best, (warp + split_cost(trials[warp].left_count)) * WARPS + warp);
   __syncthreads();
   int chosen = best % WARPS;
