@@ -35,7 +35,7 @@ GROUPS = {
     r"|GemmType.*(Masked|Contiguous|[Gg]rouped)|GemmType\)[12]",
     "linear layers": r"fp8_gemm|few_rows|many_rows|_one_row|_dense",
     "bf16 products": r"gemm|nvjet|cutlass|cublas|splitK|gemv|_absorb|_expand_(values|pieces)"
-    r"|_multiply_groups|_and_multiply|multiply_row_",
+    r"|_multiply_groups|multipl(ied|y_row)",
     "norms, rotation, quantization": r"norm|quantize|swiglu|_rotate",
     "gate and permutation": r"gate|_logits|_place|_copy_rows|_combine|_count|scatter|gather",
     "copies": r"[Mm]em(cpy|set)|Cat",

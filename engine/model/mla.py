@@ -20,13 +20,13 @@ from engine.model.context import AbsorbedRows, Cut, ForwardContext
 from engine.model.exchanged_kv import exchange_kv
 from engine.model.expanded_form import ExpandedForm
 from engine.model.expansion import make_expansion
-from engine.model.formats.plain import PlainLinear
 from engine.model.indexed_rows import IndexedRows
 from engine.model.indexer import Indexer, QueryInputs
 from engine.model.masked_rows import MaskedRows
 from engine.model.parameters import NamedParameters, cut, whole
 from engine.model.quantization import LinearKind
 from kernels.act_quant import Quantized, empty_quantized
+from kernels.fp8_gemm import BlockScaled, takes_unquantized
 from kernels.kv_write import norm_and_write, norm_quantize_and_write
 from kernels.mla_decode import Attended, mla_decode
 from kernels.mla_projections import (
@@ -37,7 +37,7 @@ from kernels.mla_projections import (
     write_and_absorb,
 )
 from kernels.mla_selected import mla_selected
-from kernels.norm import rms_norm_and_multiply
+from kernels.norm import Matrix, rms_norm_and_multiply
 
 # The published model's inner norms do not use rms_norm_eps.
 INNER_EPSILON = 1e-6
@@ -83,8 +83,6 @@ class Attention:
         self._input = allocate.linear(LinearKind.INPUT, hidden, parts)
         self._query_norm = allocate(config.q_lora_rank) if config.q_lora_rank else None
         self._query = allocate.linear(LinearKind.QUERY, config.q_lora_rank, (queries,)) if config.q_lora_rank else None
-        # The weight of these, if nothing else reads the input and it is multiplied as it is.
-        self.input_weight = self._input.weight if isinstance(self._input, PlainLinear) and not indexed else None
         self._latent_norm = allocate(latent)
         self._expansion = make_expansion(config, heads, allocate)
         self._indexer = Indexer(config, index, allocate, joined=self._key_width > 0) if indexed else None
@@ -125,6 +123,11 @@ class Attention:
             self._indexer.finish()
         self._expansion.finish()
         self._output.finish()
+
+    @property
+    def input_weight(self) -> Matrix | None:
+        """The weight of the first product, if nothing else reads the input and a kernel may read it."""
+        return self._input.weight if self._indexer is None else None
 
     @property
     def derived_bytes(self) -> int:
@@ -175,16 +178,21 @@ class Attention:
         compressed = projected[:, : self._input_width]
         if self._query is None or self._query_norm is None:
             return compressed
-        if not isinstance(self._query, PlainLinear):
+        if self._query.weight is None:
             return None
         return rms_norm_and_multiply(compressed, self._query_norm, INNER_EPSILON, self._query.weight)
 
     def _expanded_values(self, attended: Attended) -> Activations:
         """All heads' values in one row, in the form that the output's product reads."""
         form = self._output.input_form
-        if form.quantized:
+        if form.quantized and not self._reads_unquantized(attended.latents):
             return expand_values_quantized(attended, self._absorb_value, powers=form.powers)
         return expand_values(attended, self._absorb_value).flatten(1)
+
+    def _reads_unquantized(self, latents: torch.Tensor) -> bool:
+        """Whether the output's product reads these tokens' values as they are, though its weight is in FP8."""
+        weight = self._output.weight
+        return isinstance(weight, BlockScaled) and takes_unquantized(len(latents), latents.dtype, weight)
 
     def _cut(self, cut: Cut, inputs: Projected, context: ForwardContext) -> Activations:
         """As `_values`, of the context's own rows, which are captured. Those of a step that is run are added then."""

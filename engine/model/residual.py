@@ -11,6 +11,7 @@ from kernels.act_quant import quantize
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import (
     Delta,
+    Matrix,
     add_rms_norm,
     add_rms_norm_and_logits,
     add_rms_norm_and_multiply,
@@ -42,7 +43,7 @@ class Residual(Protocol):
         ...
 
     def add(
-        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: torch.Tensor | None = None
+        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: Matrix | None = None
     ) -> Normalized:
         """Add to the rows. Returns all tokens normalized, [tokens, hidden], in the forms that the next layer reads.
 
@@ -98,7 +99,7 @@ class DividedResidual:
         return self._group.sum(parts)
 
     def add(
-        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: torch.Tensor | None = None
+        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: Matrix | None = None
     ) -> Normalized:
         if not self._group.divides:
             return self._multiplied(delta, weight, matrix) or self._add_own(delta, weight, forms)
@@ -139,7 +140,7 @@ class DividedResidual:
             return add_rms_norm(delta, self._rows, weight, self._epsilon)
         return add_rms_norm(delta[tokens], self._rows[tokens], weight, self._epsilon)
 
-    def _multiplied(self, delta: Delta, weight: torch.Tensor, matrix: torch.Tensor | None) -> Normalized | None:
+    def _multiplied(self, delta: Delta, weight: torch.Tensor, matrix: Matrix | None) -> Normalized | None:
         if matrix is None:
             return None
         made = add_rms_norm_and_multiply(delta, self._rows, weight, self._epsilon, matrix)
@@ -184,7 +185,7 @@ class EverywhereResidual:
         return parts
 
     def add(
-        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: torch.Tensor | None = None
+        self, delta: Delta, weight: torch.Tensor, forms: Set[InputForm], matrix: Matrix | None = None
     ) -> Normalized:
         return self._added(delta, self._rows, weight, forms)
 

@@ -58,6 +58,10 @@ def compile_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> None:
             compile_ahead([source for source in needed if source in quantizing], device, cuda_macros(powers=True))
 
 
+# The widest rows that `kernels.norm.multiplied` takes.
+MOST_NORMALIZED = 2048
+
+
 def needed_sources(model: ModelConfig, resolved: ResolvedEngineConfig) -> list[Path]:
     """model: as its config.json describes it. Without any if it computes in another dtype than bfloat16."""
     if resolved.dtype != "bfloat16":
@@ -102,6 +106,10 @@ def _products(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[st
         yield from ("fp8_gemm/few_rows", "fp8_gemm/many_rows", "swiglu/bf16")
     if kept.linear is Stored.PLAIN:
         yield from ("linear/clusters", "linear/one_row")
+    if kept.linear in (Stored.PLAIN, Stored.FP8):
+        yield "linear/row_products"
+        if model.hidden_size <= MOST_NORMALIZED:
+            yield "norm/multiplied"
     if kept.experts is Stored.INT4:
         whole = kept.group == WEIGHT_GROUP
         yield from ("w4a8_gemm/few_tokens", "w4a8_gemm/w4a8") if whole else ("w4a8_gemm/w4a8_groups_of_32",)

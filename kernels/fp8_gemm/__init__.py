@@ -1,7 +1,7 @@
 """FP8 linear layers: activations scaled by token and 128 channels, weights by blocks of 128x128.
 
 DeepSeek-V3 (2024), section 3.3: each 128 products along the inputs are summed in the tensor cores, then scaled and
-summed in float32.
+summed in float32. One row may stay in bfloat16: quantizing it takes longer than it saves.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,30 @@ from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm import deep_gemm, reference
 from kernels.fp8_gemm.operands import BLOCK, BlockScaled, Workspace, block_scaled, make_workspace
 
-__all__ = ["BLOCK", "BlockScaled", "Workspace", "block_scaled", "fp8_gemm", "make_workspace"]
+__all__ = ["BLOCK", "BlockScaled", "Workspace", "block_scaled", "fp8_gemm", "make_workspace", "takes_unquantized"]
 
 
-def fp8_gemm(x: Quantized, weight: BlockScaled, workspace: Workspace) -> torch.Tensor:
+def takes_unquantized(rows: int, dtype: torch.dtype, weight: BlockScaled) -> bool:
+    """Whether `fp8_gemm` takes this many rows as they are, and should get them so: one bfloat16 row on Hopper."""
+    if not weight.values.is_cuda:
+        return False
+    # Imported here: a machine without a GPU may lack CUDA's bindings.
+    from kernels.linear import row_products
+
+    return row_products.takes(rows, dtype, weight)
+
+
+def fp8_gemm(x: torch.Tensor | Quantized, weight: BlockScaled, workspace: Workspace) -> torch.Tensor:
     """x times the weight transposed.
 
-    x: [rows, inputs]; weight: [outputs, inputs], outputs a multiple of 64; workspace: that of the current
-    stream. Returns [rows, outputs] bfloat16; no rows give no rows. On Hopper few rows and many go to our CUDA kernels,
-    or to deep_gemm if it works and is faster; the rest goes to our Triton kernel.
+    x: [rows, inputs], unquantized only if the function above says so; weight: [outputs, inputs], outputs a multiple of
+    64; workspace: that of the current stream. Returns [rows, outputs] bfloat16; no rows give no rows. On Hopper few
+    rows and many go to our CUDA kernels, or to deep_gemm if it works and is faster; the rest goes to our Triton kernel.
     """
+    if isinstance(x, torch.Tensor):
+        from kernels.linear import row_products
+
+        return row_products.multiply(x, weight)
     assert x.values.dim() == weight.values.dim() == 2 and x.values.shape[1] == weight.values.shape[1]
     assert weight.values.shape[0] % 64 == 0
     if not x.values.is_cuda:

@@ -20,12 +20,14 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     assert weight.is_contiguous()
     if x.is_cuda:
         # Imported here: a machine without a GPU may lack Triton.
-        from kernels.linear import clusters, few_rows, one_row, triton
+        from kernels.linear import clusters, few_rows, one_row, row_products, triton
 
         if triton.takes(x, weight):
             return triton.linear(x, weight)
         if one_row.takes(x, weight):
             return one_row.linear(x, weight)
+        if row_products.takes(len(x), x.dtype, weight) and x.data_ptr() % 16 == 0:
+            return row_products.multiply(x, weight)
         if few_rows.takes(x.unsqueeze(1), weight.unsqueeze(0)):
             return few_rows.multiply_groups(x.unsqueeze(1), weight.unsqueeze(0)).squeeze(1)
         if clusters.takes(x, weight):

@@ -5,12 +5,15 @@ from types import ModuleType
 import torch
 
 from kernels.act_quant import Quantized, empty_quantized
+from kernels.fp8_gemm.operands import BlockScaled
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import reference
 from kernels.norm.gated import Gated
 
 # The output of a layer, which is added to the residual.
 Delta = torch.Tensor | ExpertOutputs
+# A weight that rows are multiplied by as they are: [outputs, inputs] contiguous.
+Matrix = torch.Tensor | BlockScaled
 
 
 def join_rms_norms(
@@ -91,9 +94,13 @@ def add_rms_norm_and_logits(
 
 
 def add_rms_norm_and_multiply(
-    delta: Delta, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, matrix: torch.Tensor
+    delta: Delta,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    matrix: Matrix,
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`add_rms_norm` and `kernels.linear.linear` of the result by a matrix, [outputs, width] contiguous.
+    """`add_rms_norm`, and the result, which is not quantized, times a transposed matrix, [outputs, width] contiguous.
 
     Leaves the residual as it is; returns another one and the product, [rows, outputs]. None where no kernel does both:
     only for one bfloat16 row on Hopper.
@@ -109,14 +116,12 @@ def add_rms_norm_and_multiply(
     return multiplied.add_rms_norm_and_multiply(delta, residual, weight, epsilon, matrix)
 
 
-def rms_norm_and_multiply(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, matrix: torch.Tensor
-) -> torch.Tensor | None:
+def rms_norm_and_multiply(x: torch.Tensor, weight: torch.Tensor, epsilon: float, matrix: Matrix) -> torch.Tensor | None:
     """x: [rows, width], normalized as `join_rms_norms` does, times the transposed matrix, [outputs, width] contiguous.
 
     weight: [width]. Returns [rows, outputs]; None where no kernel does both: only for one bfloat16 row on Hopper.
     """
-    assert x.stride(1) == 1 and x.shape[1:] == weight.shape == matrix.shape[1:] and matrix.is_contiguous()
+    assert x.stride(1) == 1 and x.shape[1:] == weight.shape
     if not x.is_cuda:
         return None
     # Imported here: a machine without a GPU may lack Triton.

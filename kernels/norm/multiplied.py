@@ -1,72 +1,37 @@
-"""Norm and a product of one row on Hopper, in Triton, perhaps after residual addition: one kernel in place of two."""
+"""Norm and a product of one row on Hopper, perhaps after residual addition, in one kernel: `cuda/multiplied.cu`.
+
+Weights are in bfloat16 or in scaled FP8; the row is in bfloat16 either way.
+"""
+
+from pathlib import Path
 
 import torch
-import triton
-import triton.language as tl
 
-from kernels.dependent_launch import launch, start_next, wait_for_earlier
-from kernels.hopper import is_hopper
+from kernels.fp8_gemm.operands import BlockScaled
+from kernels.linear import row_products
 from kernels.moe_permute import ExpertOutputs
-from kernels.tile_sizes import cdiv, next_power_of_2
+from kernels.nvrtc import load_kernel
+from kernels.structures import structure
 
-# Weights of a program, which hold 64 registers of a thread, and its warps: each program adds and normalizes the row for
-# itself, so they are few and large.
-TILE, WARPS = 1 << 15, 8
-# The most rows of a sum, the widest rows and the most weights for which this was measured.
-MOST_ROWS, MOST_WIDTH, MOST_WEIGHTS = 16, 4096, 1 << 24
-
-
-# A program holds some outputs' weights in registers before it waits, then normalizes the whole row: that takes less
-# time than to meet. So the sums go to another place than they come from. ROWS: of a sum, 0 for one row that is none.
-# All of them are loaded at once, and which of them a choice has is found meanwhile. Reads 2 bytes a weight once, and
-# the rows once a program from the second-level cache.
-@triton.jit
-def _add_norm_and_multiply(
-    delta, positions, factors, residual, norm, matrix, added, out, outputs, epsilon, ROWS: tl.constexpr,
-    PLACES: tl.constexpr, PLACES_TILE: tl.constexpr, WIDTH: tl.constexpr, WIDTH_TILE: tl.constexpr,
-    OUTPUTS_TILE: tl.constexpr, ADDS: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    start_next(DEPENDENT)
-    output, column = tl.program_id(0) * OUTPUTS_TILE + tl.arange(0, OUTPUTS_TILE), tl.arange(0, WIDTH_TILE)
-    inside, there = column < WIDTH, output < outputs
-    own = matrix + output[:, None].to(tl.int64) * WIDTH + column[None, :]
-    held = tl.load(own, mask=there[:, None] & inside[None, :], other=0.0)
-    weight = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
-    wait_for_earlier(DEPENDENT)
-    if ADDS:
-        before = tl.load(residual + column, mask=inside, other=0.0)
-    if ROWS == 0:
-        found = tl.load(delta + column, mask=inside, other=0.0)
-    else:
-        place = tl.arange(0, PLACES_TILE)
-        chosen = tl.load(positions + place, mask=place < PLACES, other=-1)
-        factor = tl.load(factors + place, mask=place < PLACES, other=0.0)
-        total = tl.zeros([WIDTH_TILE], dtype=tl.float32)
-        for row in tl.static_range(ROWS):
-            values = tl.load(delta + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-            # A row that no choice has was not written.
-            used = tl.sum((chosen == row).to(tl.int32), axis=0) > 0
-            total += tl.sum(tl.where(chosen == row, factor, 0.0), axis=0) * tl.where(used, values, 0.0)
-        found = total.to(delta.dtype.element_ty)
-    if ADDS:
-        found = (found.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
-        if tl.program_id(0) == 0:
-            tl.store(added + column, found, mask=inside)
-    whole = found.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(whole * whole, axis=0) / WIDTH + epsilon)
-    # Rounds twice, as the reference does: after normalizing and after multiplying.
-    normalized = ((whole * scale).to(found.dtype).to(tl.float32) * weight).to(found.dtype)
-    total = tl.sum(held.to(tl.float32) * normalized.to(tl.float32)[None, :], axis=1)
-    tl.store(out + output, total.to(out.dtype.element_ty), mask=there)
+SOURCE = Path(__file__).parent / "cuda" / "multiplied.cu"
+Arguments = structure(SOURCE, "Arguments")
+# As in the source: the most threads of a CTA, a thread's values, and the most rows of a sum. A warp has all places.
+MOST_THREADS, VALUES, MOST_ROWS, MOST_PLACES = 256, 8, 9, 32
+# The most weights of a layer for which this was measured.
+MOST_WEIGHTS = 1 << 24
 
 
-def takes(delta: torch.Tensor | ExpertOutputs, matrix: torch.Tensor) -> bool:
+def takes(delta: torch.Tensor | ExpertOutputs, matrix: torch.Tensor | BlockScaled) -> bool:
     """Whether there is one row, not too wide, and few experts' rows. matrix: [outputs, width]."""
     rows = delta.rows if isinstance(delta, ExpertOutputs) else delta
-    summable = not isinstance(delta, ExpertOutputs) or (delta.shared is None and rows.dim() == 2)
-    fits = len(rows) <= MOST_ROWS and rows.shape[-1] <= MOST_WIDTH and matrix.numel() <= MOST_WEIGHTS
-    bf16 = rows.dtype == matrix.dtype == torch.bfloat16
-    return is_hopper() and delta.shape[0] == 1 and bf16 and fits and summable
+    weights = matrix.values if isinstance(matrix, BlockScaled) else matrix
+    if isinstance(delta, ExpertOutputs):
+        summable = delta.shared is None and rows.dim() == 2 and delta.positions.shape[1] <= MOST_PLACES
+    else:
+        summable = True
+    fits = len(rows) <= MOST_ROWS and rows.shape[-1] <= MOST_THREADS * VALUES and weights.numel() <= MOST_WEIGHTS
+    readable = row_products.takes(delta.shape[0], rows.dtype, matrix) and rows.data_ptr() % 16 == 0
+    return readable and fits and summable
 
 
 def add_rms_norm_and_multiply(
@@ -74,14 +39,16 @@ def add_rms_norm_and_multiply(
     residual: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
-    matrix: torch.Tensor,
+    matrix: torch.Tensor | BlockScaled,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `kernels.norm.add_rms_norm_and_multiply`, for what it `takes`."""
     added = torch.empty_like(residual)
     return added, _launch(delta, residual, weight, epsilon, matrix, added)
 
 
-def rms_norm_and_multiply(x: torch.Tensor, weight: torch.Tensor, epsilon: float, matrix: torch.Tensor) -> torch.Tensor:
+def rms_norm_and_multiply(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, matrix: torch.Tensor | BlockScaled
+) -> torch.Tensor:
     """As `kernels.norm.rms_norm_and_multiply`, for what it `takes`."""
     return _launch(x, None, weight, epsilon, matrix, None)
 
@@ -91,18 +58,21 @@ def _launch(
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     epsilon: float,
-    matrix: torch.Tensor,
+    matrix: torch.Tensor | BlockScaled,
     added: torch.Tensor | None,
 ) -> torch.Tensor:
-    outputs, width = matrix.shape
-    out = matrix.new_empty(1, outputs)
-    padded = next_power_of_2(width)
-    tile, rows, positions, factors, row_count, places = TILE // padded, delta, None, None, 0, 0
-    if isinstance(delta, ExpertOutputs):
-        rows, positions, factors = delta.rows, delta.positions, delta.weights
-        row_count, places = len(rows), positions.shape[1]
-    launch(_add_norm_and_multiply, (cdiv(outputs, tile),), matrix.device,
-        rows, positions, factors, residual, weight, matrix, added, out, outputs, epsilon, row_count, places,
-        next_power_of_2(places), width, padded, tile, residual is not None, num_warps=WARPS,
+    given, out = row_products.weight_argument(matrix)
+    arguments = Arguments(
+        weight=given, norm=weight.data_ptr(), residual=None if residual is None else residual.data_ptr(),
+        added=None if added is None else added.data_ptr(), epsilon=epsilon,
     )  # fmt: skip
+    if isinstance(delta, ExpertOutputs):
+        arguments.delta, arguments.positions = delta.rows.data_ptr(), delta.positions.data_ptr()
+        arguments.factors, arguments.rows = delta.weights.data_ptr(), len(delta.rows)
+        arguments.places = delta.positions.shape[1]
+    else:
+        arguments.delta = delta.data_ptr()
+    name = "multiplied_scaled" if isinstance(matrix, BlockScaled) else "multiplied"
+    kernel = load_kernel(SOURCE, name, out.device.index or 0)
+    kernel.launch(*row_products.launch_size(matrix), arguments, dependent=True)
     return out

@@ -44,7 +44,8 @@ class Fp8AtLoadLinear:
         self.input_form = input_form
         self._parts = parts
         self._published: torch.Tensor | None = new(sum(parts), inputs)
-        self._weight: BlockScaled | None = None
+        # Set by `finish`.
+        self.weight: BlockScaled | None = None
 
     def parameters(self, *names: str) -> NamedParameters:
         assert self._published is not None
@@ -53,11 +54,11 @@ class Fp8AtLoadLinear:
     def finish(self) -> None:
         published, self._published = self._published, None
         assert published is not None
-        self._weight = block_scaled(*quantize_blocks(published))
+        self.weight = block_scaled(*quantize_blocks(published))
 
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
-        assert self._weight is not None and not isinstance(x, torch.Tensor)
-        return fp8_gemm(x, self._weight, workspace)
+        assert self.weight is not None
+        return fp8_gemm(x, self.weight, workspace)
 
 
 class Scratch:

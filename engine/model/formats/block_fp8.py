@@ -45,19 +45,18 @@ class BlockFp8Linear:
     def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor, input_form: InputForm) -> None:
         self.input_form = input_form
         self._parts = parts
-        self._weight = _new_weight(new, sum(parts), inputs)
+        self.weight = _new_weight(new, sum(parts), inputs)
 
     def parameters(self, *names: str) -> NamedParameters:
-        values = LinearTensor("weight", self._weight.values)
-        scales = LinearTensor("weight_scale_inv", self._weight.scales, unit=BLOCK)
+        values = LinearTensor("weight", self.weight.values)
+        scales = LinearTensor("weight_scale_inv", self.weight.scales, unit=BLOCK)
         yield from linear_parameters([values, scales], names, self._parts)
 
     def finish(self) -> None:
         """Nothing to do: the weight is multiplied as it is published."""
 
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
-        assert isinstance(x, Quantized)
-        return fp8_gemm(x, self._weight, workspace)
+        return fp8_gemm(x, self.weight, workspace)
 
 
 class BlockFp8Experts:

@@ -11,6 +11,7 @@ from engine.model.expert_group import ExpertGroup
 from engine.model.parameters import NamedParameters
 from engine.model.share import ModelShare
 from kernels.fp8_gemm import Workspace
+from kernels.norm import Matrix
 
 
 class NewTensor(Protocol):
@@ -54,6 +55,12 @@ class Linear(Protocol):
     def input_form(self) -> InputForm:
         """The form in which the layer's input is to be made, perhaps by the kernel that computes that input."""
 
+    @property
+    def weight(self) -> Matrix | None:
+        """[outputs, inputs], for kernels that do more than to multiply it by rows as they are, once it is finished.
+        None if there are none for this format.
+        """
+
     def parameters(self, *names: str) -> NamedParameters:
         """names: prefixes of the published matrices, in order."""
 
@@ -61,7 +68,9 @@ class Linear(Protocol):
         """Called once, when all places are filled and before the first `forward`."""
 
     def forward(self, x: Activations, workspace: Workspace) -> torch.Tensor:
-        """x: [tokens, inputs] in `input_form`. Returns [tokens, outputs] of the model's dtype."""
+        """x: [tokens, inputs] in `input_form`, or plain where `kernels.fp8_gemm.takes_unquantized` says so. Returns
+        [tokens, outputs] of the model's dtype.
+        """
 
 
 class Experts(Protocol):

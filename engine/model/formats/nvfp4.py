@@ -40,6 +40,7 @@ class Nvfp4Format:
 
 class Nvfp4Linear:
     input_form = InputForm.PLAIN
+    weight = None
 
     def __init__(self, parts: Sequence[int], inputs: int, new: NewTensor) -> None:
         self._parts = parts

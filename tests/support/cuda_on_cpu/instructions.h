@@ -48,6 +48,8 @@ inline void setp_ne_b32(bool& to, u32 first, u32 second) { to = first != second;
 template <class T> inline void selp_u32(T& to, u32 yes, u32 no, bool which) { to = which ? yes : no; }
 inline void cvt_rn_bf16x2_f32(u32& to, float high, float low) { to = to_bf16(low) | to_bf16(high) << 16; }
 inline void cvt_rn_satfinite_e4m3x2_f32(u16& to, float high, float low) { to = to_e4m3(low) | to_e4m3(high) << 8; }
+inline void cvt_rn_f16_f32(u16& to, float from) { to = to_f16(from); }
+inline void cvt_rn_f16x2_e4m3x2(u32& to, u16 from) { to = to_f16(of_e4m3(from)) | to_f16(of_e4m3(from >> 8)) << 16; }
 inline void ex2_approx_ftz_f32(float& to, float from) { to = exp2f(from); }
 inline void abs_bf16x2(u32& to, u32 from) { to = from & 0x7FFF7FFF; }
 inline void max_bf16x2(u32& to, u32 x, u32 y) {
@@ -71,6 +73,10 @@ template <class V> inline void load_words(V to, const u8* from, int words) {
   for (int i = 0; i < words; i++) memcpy(&to[i], from + 4 * i, 4);
 }
 template <class V> inline void ld_global_v4_u32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
+template <class V> inline void ld_global_L1_no_allocate_v4_u32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
+template <class V> inline void ld_global_cg_v4_u32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
+inline void ld_global_f32(float& to, u64 from) { to = *(const float*)from; }
+inline void ld_global_cg_s64(long long& to, u64 from) { to = *(const long long*)from; }
 template <class V> inline void ld_global_v4_f32(V to, u64 from) { load_words(to, (const u8*)from, 4); }
 template <class V> inline void ld_shared_v4_u32(V to, u32 from) { load_words(to, shared_at(from, 16), 4); }
 template <class V> inline void ld_shared_v2_u32(V to, u32 from) { load_words(to, shared_at(from, 8), 2); }
@@ -200,6 +206,25 @@ inline void wgmma(Vector<float, N / 2> sums, Vector<const u32, 4> a, u64 b, bool
   u32 words[4] = {a[0], a[1], a[2], a[3]};
   issue({.multiply = multiply<N, T, true>, .a = 0, .b = b, .accumulate = accumulate, .a_transposed = false,
          .b_transposed = b_transposed}, sums.at, words);
+}
+// A warp's product. A lane has rows lane / 4 and 8 more of the first operand, and column lane / 4 of the second.
+template <float VALUE(u16), class A, class B>
+inline void multiply_of_warp(Vector<float, 4> sums, A a, B b) {
+  auto half = [](u64 words, int at) { return VALUE(words >> at * 16); };
+  auto& given = exchange(a[0] | (u64)a[2] << 32, a[1] | (u64)a[3] << 32, b[0] | (u64)b[1] << 32);
+  for (int i = 0; i < 4; i++) {
+    int row = own_lane() / 4 + i / 2 * 8, column = own_lane() % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; k++)
+      sums[i] += half(given[row % 8 * 4 + k % 4][row / 8], k / 4) * half(given[column * 4 + k % 4][2], k / 4);
+  }
+}
+template <class A, class B>
+inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(Vector<float, 4> sums, A a, B b, Vector<float, 4>) {
+  multiply_of_warp<of_f16>(sums, a, b);
+}
+template <class A, class B>
+inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(Vector<float, 4> sums, A a, B b, Vector<float, 4>) {
+  multiply_of_warp<of_bf16>(sums, a, b);
 }
 inline void wgmma_fence_sync_aligned() {}
 inline void wgmma_commit_group_sync_aligned() { own().groups.push_back(own().products); }

@@ -43,6 +43,10 @@ template <class T> inline T __shfl_up_sync(unsigned, T value, unsigned by) {
   unsigned lane = cuda::own_lane();
   return from_lane(value, lane < by ? lane : lane - by);
 }
+template <class T> inline T __shfl_down_sync(unsigned, T value, unsigned by) {
+  unsigned lane = cuda::own_lane();
+  return from_lane(value, lane + by < 32 ? lane + by : lane);
+}
 inline unsigned __ballot_sync(unsigned, bool vote) {
   auto& votes = cuda::exchange(vote);
   unsigned all = 0;

@@ -1,4 +1,4 @@
-// Numbers of 8 and 16 bits: e4m3 and bf16, rounded to nearest even.
+// Numbers of 8 and 16 bits: e4m3, bf16 and float16, rounded to nearest even.
 
 #pragma once
 
@@ -22,6 +22,9 @@ inline u16 to_bf16(float value) {
   u32 word = bits<u32>(value);
   return value != value ? 0x7FFF : (word + 0x7FFF + (word >> 16 & 1)) >> 16;
 }
+
+inline float of_f16(u16 code) { return (float)bits<_Float16>(code); }
+inline u16 to_f16(float value) { return bits<u16>((_Float16)value); }
 
 inline float decoded_e4m3(u8 code) {
   int exponent = code >> 3 & 15, fraction = code & 7;
