@@ -18,8 +18,11 @@ Arguments = structure(SOURCE, "Arguments")
 MOST_ROWS = 8192
 # Supported numbers of weighted rows of a sum, of chosen and shared experts. 0 means one row, which is no sum.
 CHOICES = (0, 5, 6, 7, 8, 9)
-# CTAs of a row, values of a thread, and the most threads of a CTA.
-CTAS, VALUES, MOST_THREADS = 4, 8, 256
+# CTAs of a row, and of each of many rows, which need no more to fill the chip; values of a thread, and the most threads
+# of a CTA.
+CTAS, FEW_CTAS, VALUES, MOST_THREADS = 4, 2, 8, 256
+# From this many rows on there are many.
+MANY_ROWS = 256
 
 
 def takes(delta: torch.Tensor | ExpertOutputs, residual: torch.Tensor) -> bool:
@@ -53,7 +56,12 @@ def add_rms_norm(
         arguments.scale_stride = quantized.scales.stride(1)
     macros = cuda_macros(quantized is not None and quantized.powers)
     kernel = load_kernel(SOURCE, f"norm_{_choices(delta)}", device.index or 0, macros)
-    kernel.launch((rows * CTAS, 1, 1), width // (CTAS * VALUES), arguments, cluster=CTAS, dependent=True)
+    ctas = _ctas(rows, width)
+    kernel.launch((rows * ctas, 1, 1), width // (ctas * VALUES), arguments, cluster=ctas, dependent=True)
+
+
+def _ctas(rows: int, width: int) -> int:
+    return FEW_CTAS if rows >= MANY_ROWS and width <= FEW_CTAS * VALUES * MOST_THREADS else CTAS
 
 
 def _choices(delta: torch.Tensor | ExpertOutputs) -> int:
