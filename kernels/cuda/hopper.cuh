@@ -11,12 +11,18 @@
 #define NAMES_24 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define NAMES_28 NAMES_24 ", %24, %25, %26, %27"
 #define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_40 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define NAMES_48 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_56 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define NAMES_64 NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_96 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NAMES_128 NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
-  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define NAMES_72 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define NAMES_80 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define NAMES_88 NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define NAMES_96 NAMES_80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NAMES_104 NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define NAMES_112 NAMES_96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define NAMES_120 NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define NAMES_128 NAMES_112 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 #define BIND_4(d, at) "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3])
 #define BIND_8(d, at) BIND_4(d, at), BIND_4(d, at + 4)
@@ -26,9 +32,17 @@
 #define BIND_24(d, at) BIND_16(d, at), BIND_8(d, at + 16)
 #define BIND_28(d, at) BIND_16(d, at), BIND_12(d, at + 16)
 #define BIND_32(d, at) BIND_16(d, at), BIND_16(d, at + 16)
+#define BIND_40(d, at) BIND_32(d, at), BIND_8(d, at + 32)
 #define BIND_48(d, at) BIND_32(d, at), BIND_16(d, at + 32)
+#define BIND_56(d, at) BIND_32(d, at), BIND_24(d, at + 32)
 #define BIND_64(d, at) BIND_32(d, at), BIND_32(d, at + 32)
+#define BIND_72(d, at) BIND_64(d, at), BIND_8(d, at + 64)
+#define BIND_80(d, at) BIND_64(d, at), BIND_16(d, at + 64)
+#define BIND_88(d, at) BIND_64(d, at), BIND_24(d, at + 64)
 #define BIND_96(d, at) BIND_64(d, at), BIND_32(d, at + 64)
+#define BIND_104(d, at) BIND_64(d, at), BIND_40(d, at + 64)
+#define BIND_112(d, at) BIND_64(d, at), BIND_48(d, at + 64)
+#define BIND_120(d, at) BIND_64(d, at), BIND_56(d, at + 64)
 #define BIND_128(d, at) BIND_64(d, at), BIND_64(d, at + 64)
 
 using u8 = unsigned char;

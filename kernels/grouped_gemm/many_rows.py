@@ -15,7 +15,10 @@ Arguments = structure(SOURCE, "Arguments")
 LINES, INPUT_BYTES, BOX_ROWS, CTAS, THREADS = 128, 128, 32, 2, 384
 MOST_GROUPS = 512
 # From this many rows an expert on, if all are chosen equally often, it is faster than the kernel of few rows.
-FEWEST_ROWS = 16
+FEWEST_ROWS = 8
+# The most rows of a tile where experts have up to FEW_ROWS on average, and where they have more. The first leaves room
+# for more stages.
+FEW_ROWS, TILE_ROWS = 136, (128, 256)
 
 
 def takes(x: torch.Tensor, weights: torch.Tensor) -> bool:
@@ -27,8 +30,18 @@ def takes(x: torch.Tensor, weights: torch.Tensor) -> bool:
     return is_hopper() and x.dtype == weights.dtype == torch.bfloat16 and fits and aligned and contiguous
 
 
-def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
-    """As `kernels.grouped_gemm.grouped_gemm`, or, if gated, `grouped_swiglu`, for what it `takes`."""
+def grouped_gemm(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    ends: torch.Tensor,
+    *,
+    gated: bool = False,
+    tile_rows: int | None = None,
+) -> torch.Tensor:
+    """As `kernels.grouped_gemm.grouped_gemm`, or, if gated, `grouped_swiglu`, for what it `takes`.
+
+    tile_rows: one of TILE_ROWS; None chooses by the number of rows.
+    """
     (rows, inputs), (groups, lines, _), device = x.shape, weights.shape, x.device
     outputs = lines // 2 if gated else lines
     out = x.new_empty(rows, outputs)
@@ -42,7 +55,8 @@ def grouped_gemm(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor, *, 
         else encode_rows(weights.data_ptr(), groups * outputs, row_bytes, LINES, INPUT_BYTES),
         out=out.data_ptr(), ends=ends.data_ptr(), groups=groups, outputs=outputs, blocks=cdiv(row_bytes, INPUT_BYTES),
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, "gated_many_rows" if gated else "many_rows", device.index or 0)
+    tile_rows = tile_rows or TILE_ROWS[rows > FEW_ROWS * groups]
+    kernel = load_kernel(SOURCE, f"{'gated_' if gated else ''}many_rows_{tile_rows}", device.index or 0)
     # A CTA fills a multiprocessor, and takes one tile after another.
     kernel.launch((processors(device) // CTAS * CTAS, 1, 1), THREADS, arguments, cluster=CTAS, dependent=True)
     return out

@@ -11,8 +11,10 @@ from tests.support.hopper import on_hopper
 pytestmark = [pytest.mark.gpu, on_hopper, pytest.mark.usefixtures("poisoned")]
 
 
-# Groups without rows, with tiles of each number of rows, and with more tiles than are taken together.
-@pytest.mark.parametrize("counts", [[0, 3, 0, 617, 1, 64, 256, 190], [2500, 0, 129], [1], [0, 128, 0]], ids=str)
+# Groups without rows, with more tiles than are taken together, and with tiles of each number of rows.
+@pytest.mark.parametrize(
+    "counts", [[0, 3, 0, 617, 1, 64, 256, 190], [2500, 0, 129], [1], [0, 128, 0], [*range(15, 256, 16)]], ids=str
+)
 @pytest.mark.parametrize("gated", [False, True])
 # GLM-4.7-Flash's and Moonlight's experts, and widths that fill neither a tile nor a copy.
 @pytest.mark.parametrize(("outputs", "inputs"), [(3072, 2048), (2816, 2048), (2048, 1536), (2048, 1408), (144, 136)])
@@ -22,8 +24,10 @@ def test_rows_are_multiplied_by_their_groups_matrix(counts: list[int], gated: bo
     ends = torch.tensor(counts, device="cuda").cumsum(0).int()
     # The last rows belong to no group.
     used = sum(counts)
-    found = many_rows.grouped_gemm(x, weights, ends, gated=gated)[:used]
-    assert relative_error(found.float(), expected(x[:used], weights, counts, gated)) < 5e-3
+    product = expected(x[:used], weights, counts, gated)
+    for tile_rows in many_rows.TILE_ROWS:
+        found = many_rows.grouped_gemm(x, weights, ends, gated=gated, tile_rows=tile_rows)[:used]
+        assert relative_error(found.float(), product) < 5e-3
 
 
 def test_a_product_is_the_same_each_time() -> None:

@@ -4,47 +4,66 @@
 
 #include "many_rows_tiles.cuh"
 
-// The first 64 rows of the weight by ROWS rows of activations, over 16 inputs, both in shared memory.
 template <int ROWS>
-__device__ __forceinline__ void multiply_bf16(float (&d)[MOST_ROWS / 2], u64 a, u64 b, int accumulate);
-#define MULTIPLY(ROWS, SUMS, A, B, ADD)                                                                                \
-  template <>                                                                                                          \
-  __device__ __forceinline__ void multiply_bf16<ROWS>(float (&d)[MOST_ROWS / 2], u64 a, u64 b, int accumulate) {       \
-    asm volatile(                                                                                                      \
-        "{\n .reg .pred p;\n setp.ne.b32 p, %" #ADD ", 0;\n"                                                           \
-        "wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.bf16.bf16 {" NAMES_##SUMS "}, %" #A ", %" #B                \
-        ", p, 1, 1, 0, 0;\n}"                                                                                          \
-        : BIND_##SUMS(d, 0) : "l"(a), "l"(b), "r"(accumulate));                                                        \
+struct Rows {};
+
+// The first 64 rows of the weight by ROWS rows of activations, over 16 inputs, both in shared memory.
+#define MULTIPLY(ROWS, SUMS, A, B, ADD)                                                                         \
+  template <int N>                                                                                              \
+  __device__ __forceinline__ void multiply_bf16(Rows<ROWS>, float (&d)[N], u64 a, u64 b, int accumulate) {      \
+    asm volatile(                                                                                               \
+        "{\n .reg .pred p;\n setp.ne.b32 p, %" #ADD ", 0;\n"                                                    \
+        "wgmma.mma_async.sync.aligned.m64n" #ROWS "k16.f32.bf16.bf16 {" NAMES_##SUMS "}, %" #A ", %" #B         \
+        ", p, 1, 1, 0, 0;\n}"                                                                                   \
+        : BIND_##SUMS(d, 0) : "l"(a), "l"(b), "r"(accumulate));                                                 \
   }
+MULTIPLY(16, 8, 8, 9, 10)
+MULTIPLY(32, 16, 16, 17, 18)
+MULTIPLY(48, 24, 24, 25, 26)
 MULTIPLY(64, 32, 32, 33, 34)
+MULTIPLY(80, 40, 40, 41, 42)
+MULTIPLY(96, 48, 48, 49, 50)
+MULTIPLY(112, 56, 56, 57, 58)
 MULTIPLY(128, 64, 64, 65, 66)
+MULTIPLY(144, 72, 72, 73, 74)
+MULTIPLY(160, 80, 80, 81, 82)
+MULTIPLY(176, 88, 88, 89, 90)
 MULTIPLY(192, 96, 96, 97, 98)
+MULTIPLY(208, 104, 104, 105, 106)
+MULTIPLY(224, 112, 112, 113, 114)
+MULTIPLY(240, 120, 120, 121, 122)
 MULTIPLY(256, 128, 128, 129, 130)
 #undef MULTIPLY
 
 __device__ __forceinline__ float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 
-template <bool GATED>
+template <bool GATED, int MOST_ROWS>
 struct Consumer {
   // Outputs of a CTA, and of this warpgroup.
   static constexpr int OUTPUTS = GATED ? LINES / 2 : LINES, OWN = OUTPUTS / CONSUMERS;
-  Shared& shared;
+  Shared<MOST_ROWS>& shared;
   const Arguments& given;
   // 0 or 1, the same for a whole warp, as the compiler knows: so descriptors stay in uniform registers.
   int half;
-  Turn<STAGES> turn;
+  Turn<Shared<MOST_ROWS>::STAGES> turn;
 
   __device__ __forceinline__ void run() {
-    Tiles<OUTPUTS> tiles{shared, given};
+    Tiles<OUTPUTS, MOST_ROWS> tiles{shared, given};
     Tile tile;
     while (tiles.next(tile)) {
       float sums[MOST_ROWS / 2];
-      if (tile.rows == 256) multiply<256>(sums);
-      else if (tile.rows == 192) multiply<192>(sums);
-      else if (tile.rows == 128) multiply<128>(sums);
-      else multiply<64>(sums);
+      multiply<MOST_ROWS>(sums, tile.rows);
       store(sums, tile);
     }
+  }
+
+  // rows: at most ROWS.
+  template <int ROWS>
+  __device__ __forceinline__ void multiply(float (&sums)[MOST_ROWS / 2], int rows) {
+    if constexpr (ROWS > ROWS_STEP) {
+      if (rows < ROWS) return multiply<ROWS - ROWS_STEP>(sums, rows);
+    }
+    multiply<ROWS>(sums);
   }
 
   template <int ROWS>
@@ -57,7 +76,7 @@ struct Consumer {
       u64 x = descriptor<1>(shared_address(shared.x[turn.stage]));
       wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < INPUTS / 16; step++) multiply_bf16<ROWS>(sums, weight + step * 2, x + step * 2, block + step > 0);
+      for (int step = 0; step < INPUTS / 16; step++) multiply_bf16(Rows<ROWS>{}, sums, weight + step * 2, x + step * 2, block + step > 0);
       wgmma_commit();
       // The products of the block before have read their stage.
       wgmma_wait<1>();

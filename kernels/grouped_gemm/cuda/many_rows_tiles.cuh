@@ -4,10 +4,10 @@
 
 #include "../../cuda/cluster.cuh"
 
-// Rows of the weight of a CTA, the most rows of activations, and inputs of a stage, which are 128 bytes.
-constexpr int LINES = 128, MOST_ROWS = 256, INPUTS = 64, INPUT_BYTES = 128;
-// Rows of a copy of activations; tiles have a multiple of 64 of them, half of which each CTA of a cluster copies.
-constexpr int BOX_ROWS = 32, CTAS = 2, STAGES = 4;
+// Rows of the weight of a CTA, and inputs of a stage, which are 128 bytes; bytes of all stages.
+constexpr int LINES = 128, INPUTS = 64, INPUT_BYTES = 128, RING_BYTES = 192 << 10;
+// Rows of a copy of activations, of which the CTAs of a cluster take turns, and of which tiles have a multiple.
+constexpr int BOX_ROWS = 32, ROWS_STEP = 16, CTAS = 2;
 constexpr int WARPGROUP = 128, CONSUMERS = 2, THREADS = 384, CONSUMER_LINES = 64;
 constexpr int MOST_GROUPS = 512;
 // Row tiles of one expert that are taken together, with all outputs.
@@ -24,7 +24,11 @@ struct Arguments {
   int groups, outputs, blocks;
 };
 
+// MOST_ROWS: of activations in a tile.
+template <int MOST_ROWS>
 struct Shared {
+  static constexpr int STAGES = RING_BYTES / ((LINES + MOST_ROWS) * INPUT_BYTES);
+
   u8 x[STAGES][MOST_ROWS * INPUT_BYTES];
   u8 weight[STAGES][LINES * INPUT_BYTES];
   // 64 rows of a warpgroup's outputs, on their way to memory.
@@ -57,17 +61,19 @@ struct Shared {
   }
 };
 
-// The tile of a CTA: rows [first_row, stop) of one expert, of which `rows`, a multiple of 64, are multiplied.
+// The tile of a CTA: rows [first_row, stop) of one expert. `rows`, a multiple of ROWS_STEP, are multiplied.
 struct Tile {
   int group, first_row, stop, rows, first_output;
 };
 
 // The tiles of a cluster, one after another. Its CTAs' lie side by side. OUTPUTS: of a CTA.
-template <int OUTPUTS>
+template <int OUTPUTS, int MOST_ROWS>
 struct Tiles {
-  const Shared& shared;
+  const Shared<MOST_ROWS>& shared;
   const Arguments& given;
   int index = blockIdx.x / CTAS, group = 0;
+
+  __device__ __forceinline__ static int whole_steps(int rows) { return (rows + ROWS_STEP - 1) / ROWS_STEP * ROWS_STEP; }
 
   // Returns whether there is one more.
   __device__ __forceinline__ bool next(Tile& tile) {
@@ -79,11 +85,11 @@ struct Tiles {
     int at = index - first_tile * across, part = at / (ROWS_TOGETHER * across), within = at % (ROWS_TOGETHER * across);
     int together = min(ROWS_TOGETHER, down - part * ROWS_TOGETHER);
     tile.group = group;
-    tile.stop = shared.ends[group];
     // Tiles of about as many rows: one of few rows takes as long as bringing its weight.
-    int each = ((tile.stop - start + down - 1) / down + 63) / 64 * 64;
+    int each = whole_steps((shared.ends[group] - start + down - 1) / down);
     tile.first_row = start + (part * ROWS_TOGETHER + within % together) * each;
-    tile.rows = min(each, (tile.stop - tile.first_row + 63) / 64 * 64);
+    tile.stop = min(tile.first_row + each, shared.ends[group]);
+    tile.rows = whole_steps(tile.stop - tile.first_row);
     tile.first_output = (within / together * CTAS + blockIdx.x % CTAS) * OUTPUTS;
     index += gridDim.x / CTAS;
     return true;
@@ -98,10 +104,10 @@ __device__ __forceinline__ void copy_box_of_both(void* target, const TensorMap& 
 }
 
 // The role of one thread.
-template <bool GATED>
-__device__ __forceinline__ void copy_operands(Shared& shared, const Arguments& given) {
-  Tiles<GATED ? LINES / 2 : LINES> tiles{shared, given};
-  Turn<STAGES> turn;
+template <bool GATED, int MOST_ROWS>
+__device__ __forceinline__ void copy_operands(Shared<MOST_ROWS>& shared, const Arguments& given) {
+  Tiles<GATED ? LINES / 2 : LINES, MOST_ROWS> tiles{shared, given};
+  Turn<Shared<MOST_ROWS>::STAGES> turn;
   Tile tile;
   int rank = blockIdx.x % CTAS;
   while (tiles.next(tile)) {
@@ -109,13 +115,13 @@ __device__ __forceinline__ void copy_operands(Shared& shared, const Arguments& g
     for (int block = 0; block < given.blocks; block++, turn.advance()) {
       u64* full = &shared.full[turn.stage];
       wait(&shared.empty[turn.stage], turn.phase ^ 1);
-      arrive_and_expect(full, (LINES + tile.rows) * INPUT_BYTES);
+      int copied = (tile.rows + BOX_ROWS - 1) / BOX_ROWS * BOX_ROWS;
+      arrive_and_expect(full, (LINES + copied) * INPUT_BYTES);
       u8* weight = shared.weight[turn.stage];
       if (GATED) copy_box_of_both(weight, given.weight, block * INPUT_BYTES, tile.first_output / 8, tile.group, full);
       else copy_box(weight, given.weight, block * INPUT_BYTES, tile.group * given.outputs + tile.first_output, full);
-      int half = tile.rows / CTAS;
 #pragma unroll 1
-      for (int at = rank * half; at < (rank + 1) * half; at += BOX_ROWS)
+      for (int at = rank * BOX_ROWS; at < tile.rows; at += CTAS * BOX_ROWS)
         copy_box_to<CTAS>(shared.x[turn.stage] + at * INPUT_BYTES, given.x, block * INPUT_BYTES, tile.first_row + at, full, (1 << CTAS) - 1);
     }
   }

@@ -4,8 +4,6 @@
 
 #include "../../cuda/hopper.cuh"
 
-#define NAMES_80 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-#define BIND_80(d, at) BIND_64(d, at), BIND_16(d, at + 64)
 
 // Descriptor of a K-major operand whose rows have 32 bytes.
 __device__ __forceinline__ u64 descriptor_32(u32 address) {

@@ -12,8 +12,8 @@ from tests.support.errors import relative_error
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
     ("sizes", "inputs", "outputs"),
-    [([3, 0, 300], 136, 144), ([0, 65, 190, 256, 2], 64, 272)],
-    ids=["a tile and its rest", "tiles of each number of rows"],
+    [([3, 0, 300], 136, 144), ([0, 65, 190, 256, 2], 64, 272), ([*range(15, 256, 16)], 64, 16)],
+    ids=["a tile and its rest", "several tiles of outputs", "tiles of each number of rows"],
 )
 def test_rows_are_multiplied_by_their_experts(
     gated: bool, sizes: list[int], inputs: int, outputs: int, on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
@@ -25,5 +25,6 @@ def test_rows_are_multiplied_by_their_experts(
     ends = torch.tensor(sizes).cumsum(0).int()
     assert many_rows.takes(x, weights)
     product = reference.all_groups_gemm(x.float(), weights.float(), ends)
-    found = many_rows.grouped_gemm(x, weights, ends, gated=gated)
-    assert relative_error(found, swiglu(product) if gated else product) < 4e-3
+    for tile_rows in many_rows.TILE_ROWS:
+        found = many_rows.grouped_gemm(x, weights, ends, gated=gated, tile_rows=tile_rows)
+        assert relative_error(found, swiglu(product) if gated else product) < 4e-3
