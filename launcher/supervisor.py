@@ -131,7 +131,7 @@ class Supervisor:
         """Restart a service until it is ready. Raises ProcessFailed if the policy gives up."""
         while True:
             ended = f"{spec.name} ended with {describe_status(status)}"
-            delay = self._policy.delay_seconds(ends, status)
+            delay = self._policy.delay_seconds(ends)
             if delay is None:
                 raise ProcessFailed(f"{ended} and is not started again{self._children[spec.name].last_words}")
             self._on_line(NAME, f"{ended}: starting it again in {delay:g} s")

@@ -127,14 +127,16 @@ async def test_a_service_that_keeps_failing_ends_the_mesh(tmp_path: Path) -> Non
     assert said(lines, "starting it again")()
 
 
-async def test_a_failing_start_is_tried_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fail", ["later", "useless"])
+async def test_a_failing_start_of_what_served_is_tried_again(fail: str, tmp_path: Path) -> None:
     broken, log = tmp_path / "broken", tmp_path / "log"
 
     def starts() -> int:
         return len(log.read_text().splitlines())
 
     policy = RestartPolicy(first_delay_seconds=0.05, attempts=100)
-    async with supervised(probe("one", f"fail_while={broken}", f"log={log}"), policy=policy) as (supervisor, _):
+    one = probe("one", f"fail={fail}", f"fail_while={broken}", f"log={log}")
+    async with supervised(one, policy=policy) as (supervisor, _):
         await supervisor.start()
         keeping = asyncio.create_task(supervisor.until_failure())
         broken.touch()

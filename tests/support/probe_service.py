@@ -14,7 +14,7 @@ from mesh.rpc.server import MeshServer
 class ProbeConfig(ServiceConfig):
     # It ends before it is ready. "useless": starting it again cannot help; "later": starting it again may help.
     fail: str | None = None
-    # `fail` applies only while this file exists.
+    # `fail` applies only while this file exists; "later" if there is none.
     fail_while: Path | None = None
     # Seconds after which it is ready.
     ready_after: float = 0.0
@@ -26,9 +26,12 @@ async def serve(config: ProbeConfig) -> None:
     if config.log is not None:
         with config.log.open("a") as log:
             log.write(f"{os.getpid()}\n")
-    if config.fail == "useless":
+    fail = config.fail
+    if config.fail_while is not None:
+        fail = (fail or "later") if config.fail_while.exists() else None
+    if fail == "useless":
         raise CheckpointError("the checkpoint is broken: fetch it again")
-    if config.fail == "later" or (config.fail_while is not None and config.fail_while.exists()):
+    if fail == "later":
         raise NoWorker("not now: try again")
     async with MeshServer(config.server, "probe", []) as server:
         await asyncio.sleep(config.ready_after)
