@@ -9,13 +9,13 @@ from deepmesh.v1 import gateway_pb2, gateway_pb2_grpc
 from gateway.catalog import load_texts
 from gateway.config import GatewayConfig
 from gateway.gateway import Gateway
-from gateway.open_files import grpc_connections, raise_limit
 from gateway.openai.http import application
 from gateway.openai.server import HttpServer
 from gateway.page.server import operator_server
 from gateway.processes.division import Division
 from gateway.service import GatewayService
 from mesh.launch import launch
+from mesh.processes.open_files import connections
 from mesh.rpc.channel import service_channels
 from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import for_clients
@@ -28,7 +28,6 @@ _log = logging.getLogger("deepmesh.gateway")
 
 
 async def main(config: GatewayConfig, division: Division) -> None:
-    raise_limit()
     tls = for_clients(config.public_tls.certificate, config.public_tls.key) if config.public_tls else None
     channels = service_channels(config.security.tls)
     # The operators' page serves the metrics on its own port, so the gRPC server must not open that port.
@@ -58,7 +57,8 @@ async def main(config: GatewayConfig, division: Division) -> None:
             tls,
             public=True,
             share_ports=several,
-            connections=grpc_connections(),
+            # The HTTP port has the others.
+            connections=connections(eighths=1),
         )
         async with server, http, page:
             _log.info("listening", extra={"fields": {"grpc_port": server.port, "http_port": http.port}})

@@ -21,6 +21,7 @@ from mesh.config_values import load
 from mesh.errors import ConfigError, MeshError
 from mesh.memory.freed_memory import release_grown_memory
 from mesh.observe.logs import configure
+from mesh.processes.open_files import raise_limit
 from mesh.processes.signals import end_on_signals
 from mesh.processes.standard_streams import complain, settle
 
@@ -71,6 +72,7 @@ def launch(
     Program, it replaces this process.
     """
     settle()
+    raise_limit()
     end_on_signals()
     options = _parse(service, arguments)
     try:

@@ -11,11 +11,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.config import HttpConfig
-from gateway.open_files import http_connections
 from gateway.openai.connections import ConnectionLimits, LimitedConfig, LimitedConnection
 from mesh.addresses import with_port
 from mesh.errors import ConfigError
 from mesh.ports import bound_socket
+from mesh.processes.open_files import connections
 
 BACKLOG = 2048
 # As many bodies of the largest size may arrive at once.
@@ -99,7 +99,7 @@ class HttpServer:
             LimitedConfig(
                 application,
                 ConnectionLimits(
-                    connections=config.connections or http_connections(),
+                    connections=config.connections or connections(eighths=6),
                     header_seconds=config.header_seconds,
                     body_bytes=config.body_bytes,
                     arriving_bytes=ARRIVING_BODIES * config.body_bytes,

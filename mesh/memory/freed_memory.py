@@ -29,7 +29,11 @@ async def release_grown_memory() -> None:
     least, pause = resident_bytes(), LOOK_SECONDS
     while True:
         await asyncio.sleep(pause)
-        before = after = resident_bytes()
+        try:
+            before = after = resident_bytes()
+        except OSError:
+            # Strangers' connections may have taken all files that the process may open.
+            continue
         helped = True
         if before > least + GROWTH_BYTES:
             await asyncio.to_thread(release_freed_memory)

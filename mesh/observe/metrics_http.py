@@ -1,6 +1,7 @@
 """Prometheus' `/metrics` over HTTP, on a thread of its own."""
 
 from contextlib import suppress
+from threading import BoundedSemaphore
 from typing import Any
 
 from prometheus_client import start_http_server
@@ -10,6 +11,8 @@ from mesh.errors import ConfigError
 
 # Each connection has a thread until it has sent a request, which a scrape does at once.
 REQUEST_SECONDS = 10.0
+# Whoever reaches the port may open connections. Further ones are closed at once.
+MOST_CONNECTIONS = 64
 
 
 class MetricsServer:
@@ -24,7 +27,19 @@ class MetricsServer:
                 f"{name} cannot serve metrics on {with_port(host, port)} ({why}): choose another server.metrics_port"
             ) from error
         self._server.RequestHandlerClass = _bounded(self._server.RequestHandlerClass)
+        self._room, self._finish_request = BoundedSemaphore(MOST_CONNECTIONS), self._server.finish_request
+        self._server.verify_request = self._has_room  # type: ignore[method-assign, assignment]
+        self._server.finish_request = self._serve  # type: ignore[method-assign, assignment]
         self.port: int = self._server.server_port
+
+    def _has_room(self, *connection: Any) -> bool:
+        return self._room.acquire(blocking=False)
+
+    def _serve(self, *connection: Any) -> None:
+        try:
+            self._finish_request(*connection)
+        finally:
+            self._room.release()
 
     def stop(self) -> None:
         self._server.shutdown()

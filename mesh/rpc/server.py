@@ -19,6 +19,7 @@ from mesh.errors import ConfigError
 from mesh.observe.metrics_http import MetricsServer
 from mesh.ports import why_not
 from mesh.probe import LIVENESS, READINESS
+from mesh.processes.open_files import connections as connections_of_files
 from mesh.processes.signals import until_signal
 from mesh.rpc.identity import Role
 from mesh.rpc.interceptors import EdgeInterceptor
@@ -35,6 +36,9 @@ MAX_PENDING_CALLS = 16_384
 MAX_STREAMS = 10_240
 # How long they may wait: a day, since their own deadlines end them earlier.
 MAX_PENDING_SECONDS = 86_400
+
+# By default gRPC keeps a connection whose TLS handshake does not end for two minutes.
+HANDSHAKE_MS = 10_000
 
 # How long a stopping server takes to flush what calls have written, once they have ended.
 FLUSH_SECONDS = 1.0
@@ -73,7 +77,7 @@ class MeshServer:
     Without `tls` the server uses plaintext and does not authenticate callers. `public`: its callers are clients of the
     mesh rather than services. `share_ports`: other processes of this service listen on the same ports, and each gets a
     part of the connections. `connections`: further ones are closed at once, which their clients see as UNAVAILABLE; by
-    default any number is taken.
+    default three quarters of the files that the process may open. The port of health has an eighth.
     """
 
     def __init__(
@@ -101,9 +105,8 @@ class MeshServer:
         serves = _served(registrations) if tls and tls.mutual else None
         self._edge = EdgeInterceptor(config.max_calls, [*endless, watch, info], serves)
         keepalive = CLIENTS_KEEPALIVE if public else KEEPALIVE
-        options = [*_options(config, share_ports), *keepalive]
-        if connections is not None:
-            options.append(("grpc.max_allowed_incoming_connections", connections))
+        most = connections_of_files(eighths=6) if connections is None else connections
+        options = [*_options(config, share_ports, most), *keepalive]
         self._server = grpc.aio.server(interceptors=[self._edge], options=options)
         self._register(registrations)
         self._probed: grpc.aio.Server | None = None
@@ -169,7 +172,8 @@ class MeshServer:
         """Serve health on its own plaintext port."""
         if self._config.health_port is None:
             return
-        options = [*_options(self._config, self._share_ports), *CLIENTS_KEEPALIVE]
+        most = connections_of_files(eighths=1)
+        options = [*_options(self._config, self._share_ports, most), *CLIENTS_KEEPALIVE]
         self._probed = grpc.aio.server(options=options)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._probed)
         self.health_port = self._listen(self._probed, "health_port", None)
@@ -205,8 +209,10 @@ class MeshServer:
         reflection.enable_server_reflection([*names, health_name, reflection.SERVICE_NAME], self._server)
 
 
-def _options(config: ServerConfig, share_ports: bool) -> list[tuple[str, int]]:
+def _options(config: ServerConfig, share_ports: bool, connections: int) -> list[tuple[str, int]]:
     return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
         ("grpc.max_concurrent_streams", MAX_STREAMS),

@@ -18,6 +18,7 @@ from mesh.rpc.server import MeshServer, Registration
 from mesh.tls import for_clients, server_tls
 from tests.support.certificates import certified, channels_as, files_in
 from tests.support.raw_service import SERVICE, raw_method, raw_registration
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 async def say_who(request: bytes, context: Any) -> bytes:
@@ -40,6 +41,15 @@ async def test_a_handler_learns_who_calls(tmp_path: Path) -> None:
     async with serve(certified(tmp_path, Role.SCHEDULER, "s"), Role.GATEWAY) as server:
         name = "10.0.0.1:8001/ä"
         assert await ask(channels_as(tmp_path, Role.GATEWAY, name), server.endpoint) == f"gateway {name!r}".encode()
+
+
+async def test_a_handshake_that_does_not_end_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger needs no certificate to begin one, and each takes a file of the service."""
+    monkeypatch.setattr("mesh.rpc.server.HANDSHAKE_MS", 200)
+    async with serve(certified(tmp_path, Role.SCHEDULER, "s"), Role.GATEWAY) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        assert await asyncio.wait_for(reader.read(), PATIENCE_SECONDS) == b""
+        writer.close()
 
 
 async def test_a_method_refuses_a_role_that_it_does_not_serve(tmp_path: Path) -> None:

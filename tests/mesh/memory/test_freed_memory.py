@@ -1,4 +1,5 @@
 import asyncio
+import errno
 from collections.abc import Sequence
 
 import pytest
@@ -42,3 +43,21 @@ async def test_memory_is_released_whenever_the_process_has_grown(
 ) -> None:
     assert GROWTH_BYTES == 64 * MB
     assert await pauses_of(monkeypatch, resident) == pauses
+
+
+async def test_a_look_without_a_free_file_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([100 * MB, None, 500 * MB, 110 * MB])
+
+    def resident() -> int:
+        found = next(looks)
+        if found is None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return found
+
+    released: list[bool] = []
+    monkeypatch.setattr(freed_memory, "resident_bytes", resident)
+    monkeypatch.setattr(freed_memory, "release_freed_memory", lambda: released.append(True))
+    monkeypatch.setattr(freed_memory, "LOOK_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await release_grown_memory()
+    assert released == [True]

@@ -50,3 +50,22 @@ def test_a_connection_that_is_reset_leaves_no_traceback(
         assert next_client.recv(1) == b""
     ended()
     assert capfd.readouterr().err == ""
+
+
+def test_more_connections_than_have_room_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that send nothing keep their threads for `REQUEST_SECONDS`; the third one has none."""
+    monkeypatch.setattr(metrics_http, "MOST_CONNECTIONS", 2)
+    server = MetricsServer("test", "127.0.0.1", 0)
+    address = ("127.0.0.1", server.port)
+    try:
+        held = [socket.create_connection(address) for _ in range(2)]
+        with socket.create_connection(address, timeout=metrics_http.REQUEST_SECONDS / 2) as refused:
+            assert refused.recv(1) == b""
+        for client in held:
+            client.close()
+        ended()
+        with socket.create_connection(address, timeout=PATIENCE_SECONDS) as scrape:
+            scrape.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert scrape.recv(15) == b"HTTP/1.0 200 OK"
+    finally:
+        server.stop()

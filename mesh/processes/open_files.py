@@ -1,13 +1,12 @@
-"""Divides the files that the gateway's process may open among the connections of its clients.
+"""Divides the files that a process may open among the connections that others make to it.
 
-A process without a free file can neither take a connection nor refuse it: the client sees a reset.
+A process without a free file can neither take a connection nor refuse it, and fails where it opens a file for itself.
 """
 
 import resource
 import sys
 
-# Files that a gateway has open without a client, and some more: its ports, its links to schedulers and a few workers,
-# what its event loops wait on.
+# Files that a service has open for itself, and some more: its ports, its links to others, what its event loops wait on.
 OWN_FILES = 32
 # More connections than fit into these are no use to one process.
 MOST_FILES = 65_536
@@ -23,19 +22,10 @@ def raise_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, permitted))
 
 
-def http_connections() -> int:
-    """Three quarters of the files beyond the process's own."""
-    return max(1, _for_clients() * 3 // 4)
-
-
-def grpc_connections() -> int:
-    """A quarter of the files beyond the process's own."""
-    return max(1, _for_clients() // 4)
-
-
-def _for_clients() -> int:
+def connections(eighths: int) -> int:
+    """How many connections fit into this many eighths of the files beyond the process's own; at least one."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(_count(allowed), MOST_FILES) - OWN_FILES
+    return max(1, (min(_count(allowed), MOST_FILES) - OWN_FILES) * eighths // 8)
 
 
 def _count(limit: int) -> int:

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from gateway.open_files import MOST_FILES, OWN_FILES, grpc_connections, http_connections, raise_limit
+from mesh.processes.open_files import MOST_FILES, OWN_FILES, connections, raise_limit
 
 NO_LIMIT = resource.RLIM_INFINITY
 
@@ -25,10 +25,10 @@ class Limits:
 @pytest.mark.parametrize("files", [1, 40, 60, 1024, 20_000, NO_LIMIT])
 def test_all_connections_fit_into_the_files(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
     Limits(monkeypatch, files, files)
-    assert http_connections() >= 1 and grpc_connections() >= 1
-    if files == NO_LIMIT or files > OWN_FILES + 4:
-        room = MOST_FILES if files == NO_LIMIT else files
-        assert http_connections() + grpc_connections() + OWN_FILES <= room
+    taken = [connections(eighths) for eighths in (6, 1, 1)]
+    assert min(taken) >= 1
+    if files == NO_LIMIT or files > OWN_FILES + 8:
+        assert sum(taken) + OWN_FILES <= (MOST_FILES if files == NO_LIMIT else files)
 
 
 @pytest.mark.parametrize(
