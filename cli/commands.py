@@ -40,7 +40,7 @@ API keys get the one in DEEPMESH_API_KEY.
 
 def build() -> typer.Typer:
     app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False)
-    app.callback(help=HELP)(_options)
+    app.callback(help=_joined(HELP))(_options)
     for command in (up, chat, status, role, health, config, bench, demo, quantize, certs, calibrate, plan, simulate):
         app.command(cls=Command, help=_help(command))(command)
     app.command("make-checkpoint", cls=Command, help=_help(make_checkpoint))(make_checkpoint)
@@ -49,11 +49,13 @@ def build() -> typer.Typer:
 
 
 def _help(command: Callable[..., None]) -> str:
-    """The command's docstring, with each paragraph joined to one line: typer keeps line breaks in all paragraphs but
-    the first.
-    """
-    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
-    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+    """The command's docstring."""
+    return _joined(inspect.getdoc(command) or "")
+
+
+def _joined(text: str) -> str:
+    """Each paragraph in one line: typer keeps line breaks in all paragraphs but the first."""
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in text.strip().split("\n\n"))
 
 
 def run() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.model.config import read_model_config
 from engine.model.quantization import PACKED_NEEDS
+from engine.model.share import check_division
 from engine.settings.device import kept_weights
 from engine.weights.headers import language_model, read_header, shard_files, weight_map
 from launcher.plan import HOST, MeshPlan, ServiceSpec
@@ -111,11 +112,15 @@ def _is_pointer(path: Path) -> bool:
 
 
 def check_kept_weights(spec: ServiceSpec, engine: EngineConfig) -> None:
-    """Raises ConfigError for a checkpoint whose weights this worker could not keep as it is configured, and
-    CheckpointError for one that is not served.
+    """Raises ConfigError for a checkpoint whose weights this worker could not keep, or divide among its ranks, as it is
+    configured, and CheckpointError for one that is not served.
     """
     if engine.model_dir is None:
         return
-    packed = read_model_config(engine.model_dir).quantization.packed
-    if packed and kept_weights(engine, "cpu" if spec.gpu is None else "cuda") == "quantized":
+    config = read_model_config(engine.model_dir)
+    if config.quantization.packed and kept_weights(engine, "cpu" if spec.gpu is None else "cuda") == "quantized":
         raise ConfigError(f"{spec.name}: {PACKED_NEEDS}")
+    try:
+        check_division(config, engine.parallel.tp or 1, blocks=False)
+    except ConfigError as error:
+        raise ConfigError(f"{spec.name}: {error.message}") from error

@@ -27,7 +27,7 @@ class LoadOptions(Config):
     """Options of `deepmesh bench`. Exactly one of `url` and `grpc` names the endpoint."""
 
     # Base of an OpenAI API, e.g. http://127.0.0.1:8000/v1.
-    url: str | None = None
+    url: str | None = Field(default=None, pattern="^https?://", examples=["http://127.0.0.1:8000/v1"])
     # host:port of a deepmesh gateway.
     grpc: str | None = None
     # By default the first model that the endpoint lists.

@@ -22,6 +22,7 @@ from loadgen.records import RequestRecord
 from loadgen.report import Report
 from loadgen.sending import Sending, Shown
 from loadgen.summary import Objectives, summarize
+from loadgen.workload import read_lines
 from mesh.errors import ConfigError
 from mesh.rpc.channel import Channels
 from mesh.writable import make_writable
@@ -47,6 +48,9 @@ def main(options: LoadOptions, console: Console | None = None) -> Report:
     if path.suffix == PLOT:
         raise ConfigError(f"cannot write the report to {path}: the plot will be there; name a .json file")
     make_writable(path, path.with_suffix(PLOT))
+    if options.dataset is not None and options.reads_file:
+        # A bad path is told before the endpoint is asked.
+        read_lines(options.dataset)
     found = _found(options, console) if options.find_rate else None
     result = run_load(options, console) if found is None else found.best
     try:

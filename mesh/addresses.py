@@ -10,7 +10,8 @@ LOCALHOST = "localhost"
 # What "every address" is called by from this machine.
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _HOST = re.compile(r"[^][/\s]+")
-_WITH_PORT = re.compile(r"(\[[^]/]+]|[^][:/\s]+):\d{1,5}")
+_WITH_PORT = re.compile(r"(?:\[[^]/]+]|[^][:/\s]+):(\d{1,5})")
+_HIGHEST_PORT = 65535
 
 
 def host_of(address: str) -> str:
@@ -46,8 +47,9 @@ def is_ipv6(text: str) -> bool:
 
 
 def checked_address(address: str) -> str:
-    """The address. Raises ValueError if it has no port, or is a URL."""
-    if _WITH_PORT.fullmatch(address) is None:
+    """The address. Raises ValueError if it has no port, or none that there can be, or is a URL."""
+    match = _WITH_PORT.fullmatch(address)
+    if match is None or int(match[1]) > _HIGHEST_PORT:
         raise ValueError(f"expected host:port, not {address!r}")
     return address
 

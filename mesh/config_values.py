@@ -81,11 +81,11 @@ def _in_words(model: type[BaseModel], error: ErrorDetails) -> str:
         message = message.removeprefix("Value error, ")
         return f"{key}: {message}" if key else message
     known = [each.path for each in keys_of(model)]
+    if meant := did_you_mean(key, known):
+        return f"unknown key {key}{meant}"
     *parents, _ = location
-    model = _model_at(model, parents)
     where = f"of {'.'.join(map(str, parents))} " if parents else ""
-    meant = did_you_mean(key, known)
-    return f"unknown key {key}{meant}: the keys {where}are {', '.join(sorted(model.model_fields))}"
+    return f"unknown key {key}: the keys {where}are {', '.join(sorted(_model_at(model, parents).model_fields))}"
 
 
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel]:

@@ -49,6 +49,8 @@ def weight_map(model_dir: Path) -> dict[str, str]:
     if not path.exists():
         if (model_dir / SINGLE).exists():
             return {}
+        if not model_dir.is_dir():
+            raise CheckpointError(f"there is no directory {model_dir}")
         raise CheckpointError(f"{model_dir} has neither {INDEX} nor {SINGLE}: it holds no weights")
     found = read_json(path).get("weight_map")
     if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):

@@ -310,7 +310,7 @@ def r1_in(directory: Path) -> list[str]:
 async def test_up_refuses_a_wrong_setting_before_it_starts_anything() -> None:
     status, out, err = await deepmesh("up", "--set", "decode.engine.max_request=8")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("deepmesh: decode-0: unknown key engine.max_request (did you mean engine.max_requests?): ")
+    assert err.startswith("deepmesh: decode-0: unknown key engine.max_request (did you mean engine.max_requests?)")
 
 
 def test_config_prints_the_keys_of_one_service() -> None:
@@ -340,6 +340,20 @@ def test_every_command_takes_the_key_from_the_same_variable(command: str) -> Non
 def test_an_endpoint_is_a_host_and_a_port(command: list[str], address: str) -> None:
     found = CliRunner().invoke(build(), [*command, "--endpoint", address], env={"COLUMNS": "200"})
     assert (found.exit_code, f"expected host:port, not '{address}'" in found.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--dataset", "nowhere.jsonl"), "cannot read the dataset nowhere.jsonl"),
+        (("--url", "127.0.0.1:8000"), "url: expected text such as http://127.0.0.1:8000/v1"),
+    ],
+)
+def test_bench_refuses_a_wrong_option_before_it_asks_an_endpoint(
+    options: tuple[str, str], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        build()(["bench", *options, "--output", str(tmp_path / "report.json")], standalone_mode=False)
 
 
 async def test_bench_says_where_no_gateway_answers() -> None:

@@ -36,7 +36,9 @@ def test_a_list_of_no_address_is_refused(written: str) -> None:
         split_addresses(written)
 
 
-@pytest.mark.parametrize("address", ["localhost", "http://localhost:80", "a:", "a:b", "", "a:1,b", "a:1:", "::1"])
+@pytest.mark.parametrize(
+    "address", ["localhost", "http://localhost:80", "a:", "a:b", "", "a:1,b", "a:1:", "::1", "a:65536"]
+)
 def test_an_address_without_a_port_and_a_url_are_refused(address: str) -> None:
     with pytest.raises(ValueError, match="expected host:port, not"):
         checked_addresses(address or "/")

@@ -120,16 +120,15 @@ def test_a_value_that_is_no_yaml_is_not_quoted(value: str, tmp_path: Path) -> No
     ("override", "words"),
     [
         ("colour=red", "unknown key colour: the keys are inner, perhaps, several, words"),
-        ("inner.sise=2", "unknown key inner.sise (did you mean inner.size?): the keys of inner are name, size"),
-        ("perhaps.sise=2", "unknown key perhaps.sise (did you mean perhaps.size?): the keys of perhaps are name, size"),
-        (
-            "several=[{}, {sise: 2}]",
-            "unknown key several.1.sise (did you mean several[].size?): the keys of several.1 are name, size",
-        ),
-        ("size=2", "unknown key size (did you mean inner.size?): the keys are inner, perhaps, several, words"),
+        ("inner.colour=2", "unknown key inner.colour: the keys of inner are name, size"),
+        ("several=[{}, {colour: 2}]", "unknown key several.1.colour: the keys of several.1 are name, size"),
+        ("inner.sise=2", "unknown key inner.sise (did you mean inner.size?)"),
+        ("perhaps.sise=2", "unknown key perhaps.sise (did you mean perhaps.size?)"),
+        ("several=[{}, {sise: 2}]", "unknown key several.1.sise (did you mean several[].size?)"),
+        ("size=2", "unknown key size (did you mean inner.size?)"),
     ],
 )
-def test_an_unknown_key_is_named_with_those_that_there_are(override: str, words: str) -> None:
+def test_an_unknown_key_is_named_with_what_was_meant(override: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load(Outer, None, [override])
     assert raised.value.message == f"configuration: {words}"

@@ -23,7 +23,7 @@ def plan(*settings: str) -> MeshPlan:
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("gateway.limit.prompt_characters=8", "gateway: unknown key limit (did you mean limits?): "),
+        ("gateway.limit.prompt_characters=8", "gateway: unknown key limit (did you mean limits?)"),
         ("prefill.engine.transfer=null", "prefill-0: engine.transfer is required"),
         ("scheduler.lease.seconds=0", "scheduler: lease.seconds: expected number > 0"),
         ("decode.engine.max_requests=many", "decode-0: engine.max_requests: expected integer >= 1"),
@@ -75,3 +75,10 @@ def test_packed_weights_are_refused_on_a_gpu(
     configs = check_settings(specs)
     with verdict:
         check_weights(specs, configs)
+
+
+def test_a_model_that_ranks_cannot_divide_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint_config("tiny")))
+    specs = compose(MeshPlan(tmp_path, settings=("decode.engine.parallel.tp=3",)))
+    with pytest.raises(ConfigError, match=r"^decode-0: engine\.parallel\.tp=3 does not divide the model's 4 attention"):
+        check_weights(specs, check_settings(specs))
