@@ -4,12 +4,12 @@ The library goes from rule to rule, and from reference to reference, by recursio
 of 256 KiB takes up to 224 MB of stack (measured with llguidance 1.9): on a usual one it would end the process.
 """
 
-import json
 import re
 from functools import partial
 from secrets import token_hex
 from typing import Any
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from mesh.errors import InvalidConstraint
@@ -42,9 +42,10 @@ def load_grammar_tokenizer(tokenizer_json: bytes, vocabulary_size: int, eos_toke
 
     Grammars refer to control tokens by id only.
     """
-    description = json.loads(tokenizer_json)
+    description = msgspec.json.decode(tokenizer_json)
     _hide_control_tokens(description)
-    return LLTokenizer(json.dumps(description), n_vocab=vocabulary_size, eos_token=sorted(eos_token_ids))
+    text = msgspec.json.encode(description).decode()
+    return LLTokenizer(text, n_vocab=vocabulary_size, eos_token=sorted(eos_token_ids))
 
 
 def _hide_control_tokens(description: dict[str, Any]) -> None:
