@@ -15,18 +15,25 @@ from kernels.tile_sizes import cdiv, next_power_of_2
 # The most elements of a program's table [choices, experts], and up to how many one program sees all choices. Between
 # them it takes few: half as many, or those of `FEWEST` choices, or as many as make `PROGRAMS` programs, each of which
 # reads the counts of all. In one program 64 tokens of Moonlight were placed and copied in 11.6 us, so in 4.7.
-TABLE, ALL_AT_ONCE, FEWEST, PROGRAMS = 1 << 15, 1 << 13, 64, 32
+TABLE, ALL_AT_ONCE, FEWEST, PROGRAMS = 1 << 15, 1 << 13, 64, 128
+# How many programs have their counts loaded before these are added up.
+TOGETHER = tl.constexpr(16)
 # Values of a row that one program copies or sums: 16 bytes a thread.
 COPIED_WIDTH, SUMMED_WIDTH = 2048, 1024
 
 
 @triton.jit
-def _table(experts, choices, first, expert_count, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
-    """This program's choices: their indices [CHUNK], and which placed expert each one chose, [CHUNK, EXPERTS]."""
+def _chosen(experts, choices, first, expert_count, CHUNK: tl.constexpr):
+    """This program's choices: their indices, and which placed expert each one names, or -1."""
     index = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     chosen = tl.load(experts + index, mask=index < choices, other=-1).to(tl.int32) - first
-    expert = tl.arange(0, EXPERTS)
-    return index, (chosen[:, None] == expert[None, :]) & (expert < expert_count)[None, :]
+    return index, tl.where((index < choices) & (chosen >= 0) & (chosen < expert_count), chosen, -1)
+
+
+@triton.jit
+def _counts(chosen, EXPERTS: tl.constexpr):
+    """[EXPERTS]: how many of these choices name each expert."""
+    return tl.sum((chosen[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32), axis=0)
 
 
 # A program counts the experts of CHUNK choices. Reads 8 bytes a choice.
@@ -37,24 +44,36 @@ def _count(
 ):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
-    _, table = _table(experts, choices, first, expert_count, EXPERTS, CHUNK)
-    found = tl.sum(table.to(tl.int32), axis=0)
-    tl.store(chunk_counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), found)
+    _, chosen = _chosen(experts, choices, first, expert_count, CHUNK)
+    tl.store(chunk_counts + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), _counts(chosen, EXPERTS))
 
 
 @triton.jit
-def _totals(table, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
+def _totals(chosen, chunk_counts, SINGLE: tl.constexpr, EXPERTS: tl.constexpr):
     """For each expert, the choices of all programs, and of the programs before this one."""
     total = tl.zeros([EXPERTS], tl.int32)
     before = tl.zeros([EXPERTS], tl.int32)
     if SINGLE:
-        total += tl.sum(table.to(tl.int32), axis=0)
+        total += _counts(chosen, EXPERTS)
     else:
-        for chunk in range(tl.num_programs(0)):
-            found = tl.load(chunk_counts + chunk * EXPERTS + tl.arange(0, EXPERTS))
-            total += found
-            before += tl.where(chunk < tl.program_id(0), found, 0)
+        for first in range(0, tl.num_programs(0), TOGETHER):
+            for other in tl.static_range(TOGETHER):
+                chunk = first + other
+                stop = tl.where(chunk < tl.num_programs(0), EXPERTS, 0)
+                expert = tl.arange(0, EXPERTS)
+                found = tl.load(chunk_counts + chunk * EXPERTS + expert, mask=expert < stop, other=0)
+                total += found
+                before += tl.where(chunk < tl.program_id(0), found, 0)
     return total, before
+
+
+@triton.jit
+def _positions(chosen, starts, NOWHERE: tl.constexpr, CHUNK: tl.constexpr):
+    """Rows of this program's choices, int64: those of an expert one after another from `starts` [EXPERTS] on."""
+    order = tl.arange(0, CHUNK)
+    earlier = (chosen[:, None] == chosen[None, :]) & (order[None, :] < order[:, None])
+    position = tl.gather(starts, tl.maximum(chosen, 0), axis=0) + tl.sum(earlier.to(tl.int32), axis=1)
+    return tl.where(chosen >= 0, position, NOWHERE).to(tl.int64)
 
 
 # A program places CHUNK choices after those of the programs before it, and stores the expert of each row, tile by tile.
@@ -67,15 +86,12 @@ def _place_rows(
 ):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
-    index, table = _table(experts, choices, first, expert_count, EXPERTS, CHUNK)
-    total, before = _totals(table, chunk_counts, SINGLE, EXPERTS)
+    index, chosen = _chosen(experts, choices, first, expert_count, CHUNK)
+    total, before = _totals(chosen, chunk_counts, SINGLE, EXPERTS)
     aligned = (total + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     stops = tl.cumsum(aligned, axis=0)
     starts = stops - aligned
-    places = tl.cumsum(table.to(tl.int32), axis=0) - 1 + (before + starts)[None, :]
-    # Each choice names one expert or none.
-    position = tl.sum(tl.where(table, places - NOWHERE, 0), axis=1) + NOWHERE
-    tl.store(positions + index, position.to(tl.int64), mask=index < choices)
+    tl.store(positions + index, _positions(chosen, before + starts, NOWHERE, CHUNK), mask=index < choices)
     expert = tl.arange(0, EXPERTS)
     for tile in range(tl.program_id(0), rows // ALIGNMENT, tl.num_programs(0)):
         owner = tl.sum((stops <= tile * ALIGNMENT).to(tl.int32), axis=0)
@@ -108,13 +124,11 @@ def _place_in_order(
 ):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
-    index, table = _table(experts, choices, first, expert_count, EXPERTS, CHUNK)
-    total, before = _totals(table, chunk_counts, SINGLE, EXPERTS)
+    index, chosen = _chosen(experts, choices, first, expert_count, CHUNK)
+    total, before = _totals(chosen, chunk_counts, SINGLE, EXPERTS)
     stops = tl.cumsum(total, axis=0)
-    places = tl.cumsum(table.to(tl.int32), axis=0) - 1 + (before + stops - total)[None, :]
-    # Each choice names one expert or none.
-    position = tl.sum(tl.where(table, places - NOWHERE, 0), axis=1) + NOWHERE
-    tl.store(positions + index, position.to(tl.int64), mask=index < choices)
+    starts = before + stops - total
+    tl.store(positions + index, _positions(chosen, starts, NOWHERE, CHUNK), mask=index < choices)
     expert = tl.arange(0, EXPERTS)
     tl.store(ends + expert, stops, mask=expert < tl.where(tl.program_id(0) == 0, expert_count, 0))
 
