@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 from kernels import __file__ as package
@@ -22,8 +23,11 @@ SOURCES = sorted(KERNELS.glob("*/cuda/*.cu"))
 OWN_COMPILING, TARGET = KERNELS / "nvrtc.py", "sm_90a"
 # Little is optimized, but everything checked and assembled, in a third of the time.
 QUICKLY = ("--Ofast-compile=max",)
-# Whose optimized code `make test` looks at as well: FP8 and bf16 products of many rows, scores, and attention.
+# Those that `make test` optimizes, because it looks at their code: FP8 and bf16 products of many rows, scores, and
+# attention.
 OPTIMIZED = {"fp8_gemm-many_rows", "grouped_gemm-many_rows", "index_scores-scores", "mla_selected-fp8_selected"}
+# The compiler's log has this where it waits after every product.
+WAITING = "serialized"
 
 
 def has_nvrtc() -> bool:
@@ -47,8 +51,15 @@ pytestmark = pytest.mark.skipif(not has_nvrtc(), reason="needs NVRTC (nvidia-cud
 by_source = pytest.mark.parametrize("source", [parameter(source) for source in SOURCES])
 
 
-def compile_with_launchers(source: Path, folder: Path) -> bytes:
-    """Machine code of the source, compiled quickly, with static assertions of the values that its launchers repeat.
+class Compiled(msgspec.Struct):
+    key: bytes
+    code: bytes
+    log: str
+
+
+def compile_with_launchers(source: Path, folder: Path) -> Compiled:
+    """The source with static assertions of the values that its launchers repeat, compiled quickly unless its code is
+    looked at.
 
     Takes what an earlier test, or an earlier run, has made of the same text.
     """
@@ -57,13 +68,15 @@ def compile_with_launchers(source: Path, folder: Path) -> bytes:
     stated = {line for module in launchers for line in (*layouts(module, source), *constants(module, source))}
     asserted = "\n".join([f'#include "{source}"', *(f"static_assert({line});" for line in sorted(stated))])
     version = import_module("cuda.bindings.nvrtc").nvrtcVersion()
-    text = "\n".join([str(version), TARGET, *QUICKLY, OWN_COMPILING.read_text(), asserted, with_includes(source)])
-    kept, key = folder / name_of(source), hashlib.sha256(text.encode()).digest()
-    found = kept.read_bytes() if kept.exists() else b""
-    if not found.startswith(key):
-        found = key + compile_now(asserted, kept.with_suffix(".cu"), QUICKLY).code
-        write_whole(kept, found)
-    return found.removeprefix(key)
+    options = () if name_of(source) in OPTIMIZED else QUICKLY
+    text = "\n".join([str(version), TARGET, *options, OWN_COMPILING.read_text(), asserted, with_includes(source)])
+    kept, key = folder / f"{name_of(source)}.msgpack", hashlib.sha256(text.encode()).digest()
+    if kept.exists() and (earlier := msgspec.msgpack.decode(kept.read_bytes(), type=Compiled)).key == key:
+        return earlier
+    made = compile_now(asserted, kept.with_suffix(".cu"), options)
+    found = Compiled(key, made.code, made.log)
+    write_whole(kept, msgspec.msgpack.encode(found))
+    return found
 
 
 def compile_now(text: str, program: Path, options: tuple[str, ...] = ()) -> Any:
@@ -129,28 +142,23 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @by_source
 def test_a_source_agrees_with_its_launchers(source: Path, folder: Path) -> None:
-    assert compile_with_launchers(source, folder)
+    assert compile_with_launchers(source, folder).code
 
 
-def assert_products_stay_in_flight(source: Path, folder: Path) -> None:
-    # The compiler says this where it waits after every product.
-    assert "serialized" not in compile_now(f'#include "{source}"', folder / source.name).log
-
-
-@pytest.mark.parametrize("source", [each for each in SOURCES if name_of(each) in OPTIMIZED], ids=name_of)
-def test_products_stay_in_flight(source: Path, tmp_path: Path) -> None:
-    assert_products_stay_in_flight(source, tmp_path)
+@pytest.mark.parametrize("source", [parameter(each) for each in SOURCES if name_of(each) in OPTIMIZED])
+def test_products_stay_in_flight(source: Path, folder: Path) -> None:
+    assert WAITING not in compile_with_launchers(source, folder).log
 
 
 @pytest.mark.check("cuda")
 @pytest.mark.parametrize("source", [each for each in SOURCES if name_of(each) not in OPTIMIZED], ids=name_of)
 def test_products_of_other_sources_stay_in_flight(source: Path, tmp_path: Path) -> None:
-    assert_products_stay_in_flight(source, tmp_path)
+    assert WAITING not in compile_now(f'#include "{source}"', tmp_path / source.name).log
 
 
 @by_source
 def test_kernels_state_their_dynamic_shared_memory(source: Path, folder: Path) -> None:
-    code = compile_with_launchers(source, folder)
+    code = compile_with_launchers(source, folder).code
     # Only kernels have parameters in constant memory.
     kernels = set(re.findall(rb"\.nv\.constant0\.(\w+)", code))
     stating = {kernel for kernel in kernels if kernel + b"_shared_bytes" in code}

@@ -29,8 +29,11 @@ CACHED = {"type": "ephemeral"}
 THINK: Any = {"type": "enabled", "budget_tokens": 1024}
 
 
+# To import the package takes two seconds: one process runs these tests, and no other imports it.
+pytestmark = pytest.mark.xdist_group("anthropic")
+
+
 def sdk() -> Any:
-    """To import it takes a second, also of the processes that run other tests."""
     return import_module("anthropic")
 
 
