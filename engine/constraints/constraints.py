@@ -16,7 +16,7 @@ from engine.constraints.answer import AnswerMasks, ConstrainedAnswer, in_words
 from engine.constraints.grammar import SharedGrammar
 from engine.requests.request import Request
 from mesh.domain.constraints import Constraint
-from mesh.errors import InvalidConstraint, MeshError
+from mesh.errors import ConfigError, InvalidConstraint, MeshError
 from mesh.observe.spans import span
 from mesh.text.grammars import compile_grammar, load_grammar_tokenizer
 from mesh.text.tokenizer_file import read_tokenizer, tokenizer_path
@@ -118,6 +118,6 @@ def load_constraints(
         try:
             with span("engine.load_tokenizer"):
                 tokenizer = load_grammar_tokenizer(read_tokenizer(model_dir), vocabulary_size, eos_token_ids)
-        except ValueError as error:
+        except (ConfigError, ValueError) as error:
             _log.warning("grammars do not know this tokenizer", extra={"fields": {"error": str(error)}})
     return Constraints(tokenizer, vocabulary_size, eos_token_ids, wake)

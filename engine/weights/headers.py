@@ -24,6 +24,8 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 )
 LENGTH_BYTES = 8
+# Bytes of a file's name, which no system allows more of.
+MOST_NAME_BYTES = 255
 # A model that sees has its language model under this prefix, and what sees under these.
 LANGUAGE_MODEL = "language_model."
 VISION = ("vision_tower.", "mm_projector.")
@@ -53,9 +55,14 @@ def weight_map(model_dir: Path) -> dict[str, str]:
             raise CheckpointError(f"there is no directory {model_dir}")
         raise CheckpointError(f"{model_dir} has neither {INDEX} nor {SINGLE}: it holds no weights")
     found = read_json(path).get("weight_map")
-    if not isinstance(found, dict) or not found or not all(isinstance(v, str) for v in found.values()):
+    if not isinstance(found, dict) or not found or not all(map(_is_name, found.values())):
         raise CheckpointError(f"{path} has no weight_map from tensors to files")
     return found
+
+
+def _is_name(name: object) -> bool:
+    """Whether this can name a file of the checkpoint's own directory."""
+    return isinstance(name, str) and Path(name).name == name and 0 < len(name.encode()) <= MOST_NAME_BYTES
 
 
 def shard_files(files: Mapping[str, str]) -> list[str]:
@@ -88,7 +95,7 @@ def read_header(path: Path) -> dict[str, Entry]:
 def _entry(name: str, path: Path, data: int, fields: dict[str, Any]) -> Entry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-        well_placed = all(type(number) is int and number >= 0 for number in (*shape, begin, end))
+        well_placed = isinstance(dtype, str) and all(type(each) is int and each >= 0 for each in (*shape, begin, end))
     except (KeyError, TypeError, ValueError):
         well_placed = False
     if not well_placed:

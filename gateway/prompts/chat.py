@@ -135,7 +135,8 @@ def _source_of(directory: Path, tokenizer: Tokenizer) -> str | None:
         return _source_in(path)
     source = tokenizer.settings.get("chat_template")
     if isinstance(source, list):
-        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+        named = (entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default")
+        source = next(named, {}).get("template")
     return source if isinstance(source, str) else None
 
 

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from mesh.errors import InvalidConstraint
+from mesh.errors import ConfigError, InvalidConstraint
 from mesh.text.deep_stack import on_deep_stack
 from mesh.text.schema_bounds import check_schemas
+from mesh.text.tokenizer_file import NumberedTokens
 
 MAX_COMPLAINT_CHARACTERS = 300
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
@@ -40,9 +41,14 @@ def limits() -> LLParserLimits:
 def load_grammar_tokenizer(tokenizer_json: bytes, vocabulary_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
     """The vocabulary for masks, from tokenizer.json. Loading may take seconds, during which no other thread runs.
 
-    Grammars refer to control tokens by id only.
+    Grammars refer to control tokens by id only. Raises ConfigError if the file is malformed, ValueError if the library
+    does not know its kind of tokenizer.
     """
-    description = msgspec.json.decode(tokenizer_json)
+    try:
+        description = msgspec.json.decode(tokenizer_json, type=dict[str, Any])
+        msgspec.convert(description, NumberedTokens)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the tokenizer is malformed: {error}") from error
     _hide_control_tokens(description)
     text = msgspec.json.encode(description).decode()
     return LLTokenizer(text, n_vocab=vocabulary_size, eos_token=sorted(eos_token_ids))

@@ -17,13 +17,14 @@ FORMS = (TOKENIZER_FILE, tiktoken_file.TIKTOKEN_FILE)
 
 class _Token(msgspec.Struct, frozen=True):
     id: int
+    content: str
 
 
 class _Vocabulary(msgspec.Struct, frozen=True):
     vocab: dict[str, int] | list[Any] = []
 
 
-class _Tokens(msgspec.Struct):
+class NumberedTokens(msgspec.Struct):
     """The part of a tokenizer.json that numbers tokens."""
 
     model: _Vocabulary = _Vocabulary()
@@ -55,7 +56,7 @@ def count_tokens(directory: Path) -> int:
     if path.name == tiktoken_file.TIKTOKEN_FILE:
         return tiktoken_file.count_tokens(path, read_tokenizer_settings(directory))
     try:
-        tokens = msgspec.json.decode(read_tokenizer(directory), type=_Tokens)
+        tokens = msgspec.json.decode(read_tokenizer(directory), type=NumberedTokens)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
     vocabulary = tokens.model.vocab

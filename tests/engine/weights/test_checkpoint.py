@@ -177,8 +177,14 @@ def with_header(directory: Path, header: object) -> Path:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"data_offsets": "xx"}, {"data_offsets": [-512, 0]}, {"data_offsets": [0, 512], "shape": ["128"]}],
-    ids=["nowhere", "text", "before the data", "a shape of text"],
+    [
+        {},
+        {"data_offsets": "xx"},
+        {"data_offsets": [-512, 0]},
+        {"data_offsets": [0, 512], "shape": ["128"]},
+        {"data_offsets": [0, 512], "dtype": {}},
+    ],
+    ids=["nowhere", "text", "before the data", "a shape of text", "a dtype that is no text"],
 )
 def test_a_header_that_does_not_place_its_tensors_is_refused(changes: dict[str, object], tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)
@@ -190,6 +196,18 @@ def test_a_header_that_is_no_object_is_refused(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="its header is no JSON object"):
         loaded(with_header(tmp_path, ["model.norm.weight"]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../model-00001-of-00002.safetensors", "x" * 1000, "", 1],
+    ids=["elsewhere", "long", "empty", "number"],
+)
+def test_an_index_names_files_of_its_own_directory_alone(name: object, tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(CheckpointError, match="has no weight_map from tensors to files"):
+        loaded(tmp_path)
 
 
 def test_a_directory_in_a_shards_place_is_named(tmp_path: Path) -> None:

@@ -178,6 +178,13 @@ def test_a_template_file_goes_before_the_configured_one(tmp_path_factory: pytest
     assert spelled(found.render([ChatMessage("user", "a")]).token_ids) == "from the file"
 
 
+@pytest.mark.parametrize("listed", [[None, 1, "default"], [{"name": "other", "template": "x"}], [{"name": "default"}]])
+def test_a_list_without_a_default_template_has_none(listed: list[object], tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_directory())
+    tokenizer.settings = {"chat_template": listed}
+    assert find_chat_template(tmp_path, tokenizer) is None
+
+
 def test_a_template_file_of_another_encoding_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes("Straße".encode("iso-8859-1"))
     with pytest.raises(ConfigError, match=r"cannot read .*chat_template\.jinja: it is no text in UTF-8"):

@@ -5,7 +5,8 @@ import json
 import pytest
 from llguidance import LLTokenizer
 
-from mesh.text.grammars import check_grammar, compile_grammar
+from mesh.errors import ConfigError
+from mesh.text.grammars import check_grammar, compile_grammar, load_grammar_tokenizer
 
 
 def rules(levels: int, name: str, body: str = '"a" {}') -> str:
@@ -41,3 +42,11 @@ def test_a_long_chain_does_not_end_the_process(case: str) -> None:
 def test_a_chain_of_nested_rules_does_not_end_the_process() -> None:
     # There the process ends at 140 levels. A full grammar has 4,000, which is more symbols than the library takes.
     check_grammar(rules(1000, "r", "[" * 28 + "{}" + "]" * 28))
+
+
+@pytest.mark.parametrize(
+    "description", [b"", b"[]", b'{"model": []}', b'{"added_tokens": [true]}', b'{"added_tokens": 5}']
+)
+def test_a_malformed_tokenizer_is_told_from_an_unknown_one(description: bytes) -> None:
+    with pytest.raises(ConfigError, match="the tokenizer is malformed"):
+        load_grammar_tokenizer(description, 16, frozenset({0}))
