@@ -25,16 +25,25 @@ class CudaKernel:
         self._device = device
 
     def launch(
-        self, grid: Dimensions, threads: int, arguments: ctypes.Structure, *, cluster: int = 1, dependent: bool = False
+        self,
+        grid: Dimensions,
+        threads: int,
+        arguments: ctypes.Structure,
+        *,
+        cluster: int = 1,
+        dependent: bool = False,
+        shared_bytes: int | None = None,
     ) -> None:
         """Launch on torch's current stream.
 
         cluster: blocks along the grid's first dimension that can reach each other's shared memory. dependent: the
         kernel may start before the previous one has ended, and waits for it by itself: see `kernels.dependent_launch`.
+        shared_bytes: of a block, if it needs less than the source says.
         """
         # Torch's public way makes an object for the stream, which takes several times as long. Triton asks so too.
         stream = torch._C._cuda_getCurrentRawStream(self._device)
-        config = _configuration(grid, threads, self._shared_bytes, cluster, dependent, stream)
+        shared_bytes = self._shared_bytes if shared_bytes is None else shared_bytes
+        config = _configuration(grid, threads, shared_bytes, cluster, dependent, stream)
         pointers = _OnePointer(ctypes.addressof(arguments))
         _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
 

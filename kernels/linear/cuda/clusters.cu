@@ -5,20 +5,23 @@
 // A tile is 64 or 128 outputs by all tokens. The tensor cores' 64 rows hold the outputs of a warpgroup, N holds tokens. The CTAs of
 // a cluster share a tile's inputs in units of 64, taking alternate ones. At the end each CTA adds up a share of the tile, which
 // the others send to its shared memory.
-
 #include "../../cuda/cluster.cuh"
 #include "../../cuda/bf16_products.cuh"
 
 constexpr int GROUP_OUTPUTS = 64, GROUP_THREADS = 128;
 // A unit is 128 bytes (64 elements) of as many rows as there are outputs or tokens, swizzled.
 constexpr int ELEMENTS = 64, LINE = 128;
-// Shared memory of a CTA. The rest of the multiprocessor's is left to CTAs of the small kernels before and after.
-constexpr int SHARED_BYTES = 216000, MOST_CTAS = 8;
+// The most shared memory of a CTA, and its most stages. What is left of the multiprocessor's is for CTAs of the kernels before and
+// after, which copy their weights meanwhile. So a launch asks for no more than its units need.
+constexpr int SHARED_BYTES = 216000, MOST_CTAS = 8, MOST_STAGES = 12;
+// Shared memory but for stages and pieces.
+constexpr int OTHER_BYTES = 3072;
 
 struct Arguments {
   TensorMap weight, x;
   unsigned short* out;
-  int rows, outputs, units;
+  // stages: of shared memory, up to MOST_STAGES.
+  int rows, outputs, units, stages;
 };
 
 // Sums of 8 tokens and 16 outputs, which a warp holds: a thread has 4.
@@ -32,30 +35,32 @@ struct Shape {
   static constexpr int WEIGHT_BYTES = OUTPUTS * LINE, X_BYTES = ROWS * LINE;
   // Pieces of a tile, of which a cluster's CTAs have as many each, but for one.
   static constexpr int PIECES = ROWS / 8 * WARPS, ROOM = PIECES + MOST_CTAS - 1;
-  static constexpr int STAGES =
-      (SHARED_BYTES - ROOM * (int)sizeof(Piece) - WARPS * 256 - 256) / (WEIGHT_BYTES + X_BYTES + 16);
 };
 
+// What follows the stages in shared memory.
 template <int ROWS, int OUTPUTS>
 struct Shared {
   using Of = Shape<ROWS, OUTPUTS>;
-  u8 weight[Of::STAGES][Of::WEIGHT_BYTES];
-  u8 x[Of::STAGES][Of::X_BYTES];
   // What all CTAs of the cluster have sent, this one included, by the CTA that sent it.
   Piece sent[Of::ROOM];
   // Each warp's outputs of 8 tokens, a token's after another's.
   alignas(16) unsigned short lines[Of::WARPS][8][16];
   // For each stage: its unit has arrived; its products are done. Last: all pieces that this CTA adds up have arrived.
-  u64 full[Of::STAGES], multiplied[Of::STAGES], summed;
+  u64 full[MOST_STAGES], multiplied[MOST_STAGES], summed;
 };
 
 template <int ROWS, int OUTPUTS>
 struct Product {
   using Of = Shape<ROWS, OUTPUTS>;
   Shared<ROWS, OUTPUTS>& shared;
+  // Stages: their weights, then their tokens.
+  u8* memory;
   const Arguments& given;
   // This CTA's tile, its rank in the cluster, and its units: every `ranks`-th one of the tile's; this warp's number.
   int tile, rank, ranks, count, warp;
+
+  __device__ __forceinline__ u8* weight(int stage) const { return memory + stage * Of::WEIGHT_BYTES; }
+  __device__ __forceinline__ u8* x(int stage) const { return weight(given.stages) + stage * Of::X_BYTES; }
 
   // Pieces of 8 tokens that there are; those that the cluster's CTA `of` adds up: every `ranks`-th one.
   __device__ __forceinline__ int pieces() const { return (given.rows + 7) / 8 * Of::WARPS; }
@@ -63,14 +68,14 @@ struct Product {
 
   // Initializes barriers and starts copying the first weights: the role of one thread.
   __device__ __forceinline__ void prepare() const {
-    for (int i = 0; i < Of::STAGES; i++) {
+    for (int i = 0; i < given.stages; i++) {
       init_barrier(&shared.full[i], 1);
       init_barrier(&shared.multiplied[i], Of::WARPS);
     }
     init_barrier(&shared.summed, 1);
     fence_barrier_init();
     fence_async_proxy();
-    for (int unit = 0; unit < min(Of::STAGES, count); unit++) copy_weight(unit);
+    for (int unit = 0; unit < min(given.stages, count); unit++) copy_weight(unit);
     prefetch_map(given.x);
     if (ranks > 1) arrive_and_expect(&shared.summed, ranks * pieces_of(rank) * (int)sizeof(Piece));
   }
@@ -79,20 +84,20 @@ struct Product {
   __device__ __forceinline__ int column(int unit) const { return (rank + unit * ranks) * LINE; }
 
   __device__ __forceinline__ void copy_weight(int unit) const {
-    u64* full = &shared.full[unit % Of::STAGES];
+    u64* full = &shared.full[unit % given.stages];
     arrive_and_expect(full, Of::WEIGHT_BYTES + Of::X_BYTES);
-    copy_box(shared.weight[unit % Of::STAGES], given.weight, column(unit), tile * OUTPUTS, full);
+    copy_box(weight(unit % given.stages), given.weight, column(unit), tile * OUTPUTS, full);
   }
 
   __device__ __forceinline__ void copy_x(int unit) const {
-    copy_box(shared.x[unit % Of::STAGES], given.x, column(unit), 0, &shared.full[unit % Of::STAGES]);
+    copy_box(x(unit % given.stages), given.x, column(unit), 0, &shared.full[unit % given.stages]);
   }
 
   // Copies tokens for the units whose weights are under way, then all that is left of both as stages become free.
   __device__ __forceinline__ void copy_units() const {
-    for (int unit = 0; unit < min(Of::STAGES, count); unit++) copy_x(unit);
-    for (int unit = Of::STAGES; unit < count; unit++) {
-      wait(&shared.multiplied[unit % Of::STAGES], (unit / Of::STAGES - 1) & 1);
+    for (int unit = 0; unit < min(given.stages, count); unit++) copy_x(unit);
+    for (int unit = given.stages; unit < count; unit++) {
+      wait(&shared.multiplied[unit % given.stages], (unit / given.stages - 1) & 1);
       copy_weight(unit);
       copy_x(unit);
     }
@@ -100,19 +105,19 @@ struct Product {
 
   // Multiplies this warpgroup's outputs over all units of the CTA. Products of two units are under way at once.
   __device__ __forceinline__ void multiply(float (&sum)[ROWS / 2]) const {
-    u64 weight = descriptor<1>(shared_address(shared.weight) + warp / 4 * (GROUP_OUTPUTS * LINE));
-    u64 x = descriptor<1>(shared_address(shared.x));
+    u64 left = descriptor<1>(shared_address(memory) + warp / 4 * (GROUP_OUTPUTS * LINE));
+    u64 right = descriptor<1>(shared_address(x(0)));
 #pragma unroll 1
     for (int unit = 0; unit < count; unit++) {
-      int stage = unit % Of::STAGES;
-      wait(&shared.full[stage], unit / Of::STAGES & 1);
+      int stage = unit % given.stages;
+      wait(&shared.full[stage], unit / given.stages & 1);
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < ELEMENTS / 16; step++)
-        multiply_step(sum, weight + stage * (Of::WEIGHT_BYTES / 16) + step * 2, x + stage * (Of::X_BYTES / 16) + step * 2, 1);
+        multiply_step(sum, left + stage * (Of::WEIGHT_BYTES / 16) + step * 2, right + stage * (Of::X_BYTES / 16) + step * 2, 1);
       wgmma_commit();
       wgmma_wait<1>();
-      if (unit > 0 && threadIdx.x % 32 == 0) arrive(&shared.multiplied[(unit - 1) % Of::STAGES]);
+      if (unit > 0 && threadIdx.x % 32 == 0) arrive(&shared.multiplied[(unit - 1) % given.stages]);
     }
     wgmma_wait<0>();
     pin(sum);
@@ -164,10 +169,11 @@ template <int ROWS, int OUTPUTS>
 __device__ __forceinline__ void multiply_tile(const Arguments& given) {
   using Of = Shape<ROWS, OUTPUTS>;
   extern __shared__ __align__(1024) u8 memory[];
-  static_assert(sizeof(Shared<ROWS, OUTPUTS>) <= SHARED_BYTES);
+  static_assert(sizeof(Shared<ROWS, OUTPUTS>) <= Of::ROOM * sizeof(Piece) + OTHER_BYTES);
   start_next();
   int rank = cluster_rank(), ranks = cluster_size();
-  Product<ROWS, OUTPUTS> work{*reinterpret_cast<Shared<ROWS, OUTPUTS>*>(memory), given, (int)blockIdx.x / ranks, rank, ranks,
+  u8* others = memory + given.stages * (Of::WEIGHT_BYTES + Of::X_BYTES);
+  Product<ROWS, OUTPUTS> work{*reinterpret_cast<Shared<ROWS, OUTPUTS>*>(others), memory, given, (int)blockIdx.x / ranks, rank, ranks,
                               (given.units - rank + ranks - 1) / ranks, __shfl_sync(~0u, (int)threadIdx.x / 32, 0)};
   if (threadIdx.x == Of::CONSUMERS) work.prepare();
   __syncthreads();

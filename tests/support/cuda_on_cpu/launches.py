@@ -33,11 +33,13 @@ class CpuKernel:
         *,
         cluster: int = 1,
         dependent: bool = False,
+        shared_bytes: int | None = None,
     ) -> None:
         """Raises AssertionError if threads wait forever or misuse a barrier, a copy or shared memory."""
         del dependent
         where, seed = (ctypes.c_uint * 3)(*grid), next(self._seeds)
-        failure = self._launch(ctypes.byref(arguments), where, cluster, threads, self._shared_bytes, seed)
+        shared_bytes = self._shared_bytes if shared_bytes is None else shared_bytes
+        failure = self._launch(ctypes.byref(arguments), where, cluster, threads, shared_bytes, seed)
         assert not failure, failure.decode()
 
 
