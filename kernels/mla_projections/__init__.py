@@ -50,16 +50,19 @@ def write_and_absorb(
 
     query: [tokens, heads, nope + rope] and weight: those of `absorb_query`; latents: [tokens, latent + rope], last
     dimension contiguous; the others are those of `norm_and_write`. Returns what `absorb_query` does. None where no
-    kernel does both: only for a few rows on Hopper.
+    kernel does both: only for few tokens on Hopper.
     """
     if not query.is_cuda:
         return None
     # Imported here: a machine without a GPU may lack Triton.
-    from kernels.mla_projections import few_rows
+    from kernels.mla_projections import few_rows, few_tokens
 
-    if not few_rows.takes(query, weight):
-        return None
-    return few_rows.write_and_absorb(query, latents, weight, latent_weight, epsilon, rotations, slots, pool, scale)
+    rest = query, latents, weight, latent_weight, epsilon, rotations, slots, pool, scale
+    if few_rows.takes(query, weight):
+        return few_rows.write_and_absorb(*rest)
+    if few_tokens.takes_queries(query, weight) and few_tokens.takes_latents(latents, latent_weight, pool):
+        return few_tokens.write_and_absorb(*rest)
+    return None
 
 
 def expand_values(attended: Attended, weight: torch.Tensor) -> torch.Tensor:

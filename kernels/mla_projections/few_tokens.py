@@ -10,11 +10,13 @@ import torch
 
 from kernels.act_quant.quantized import GROUP, QuantizedRows, cuda_macros
 from kernels.hopper import is_hopper
+from kernels.mla_decode import FEW_HEADS
 from kernels.nvrtc import encode_rows, load_kernel
 from kernels.structures import structure
 
 SOURCE = Path(__file__).parent / "cuda" / "few_tokens.cu"
 AbsorbArguments = structure(SOURCE, "AbsorbArguments")
+LatentArguments = structure(SOURCE, "LatentArguments")
 ExpandArguments = structure(SOURCE, "ExpandArguments")
 # Widths of a head that the source supports, of queries' part that is not rotated any of these; values are whole groups.
 NOPES, ROPE, LATENT = (128, 192), 64, 512
@@ -26,7 +28,9 @@ MOST_TOKENS, MOST_TOKENS_OF_OTHERS, MOST_TOKENS_OF_WIDE_HEADS = 192, 128, 32
 # The same of values in bfloat16, and the most tokens of a tile: so 16 or 20 heads have enough CTAs.
 MOST_TOKENS_OF_PLAIN_VALUES, MOST_TOKENS_OF_PLAIN_TILE = 64, 32
 # As in the source.
-PARTS, THREADS, LINE = 2, 256, 128
+THREADS, LINE = 256, 128
+# Parts of the latent that a head's CTAs compute, and their threads; with few heads and tokens the second.
+PARTS, NARROW_PARTS, MOST_TOKENS_OF_NARROW = (2, 256), (8, 128), 32
 
 
 def takes_queries(query: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -51,7 +55,40 @@ def takes_plain_values(attended: torch.Tensor, weight: torch.Tensor) -> bool:
     return few and widths and _is_served(attended, many=False) and _lies_in_rows(weight.transpose(1, 2))
 
 
+def takes_latents(latents: torch.Tensor, latent_weight: torch.Tensor, pool: torch.Tensor) -> bool:
+    """Whether it takes these of `write_and_absorb` too. With more tokens that was not measured."""
+    few = len(latents) <= MOST_TOKENS_OF_NARROW
+    widths = latents.shape[1] == LATENT + ROPE and latent_weight.dtype == latents.dtype == torch.bfloat16
+    aligned = latents.data_ptr() % 16 == 0 and 2 * latents.stride(0) % 16 == 0 and pool.data_ptr() % 16 == 0
+    return few and widths and aligned
+
+
+def write_and_absorb(
+    query: torch.Tensor,
+    latents: torch.Tensor,
+    weight: torch.Tensor,
+    latent_weight: torch.Tensor,
+    epsilon: float,
+    rotations: torch.Tensor,
+    slots: torch.Tensor,
+    pool: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """As `kernels.mla_projections.write_and_absorb`."""
+    written = LatentArguments(
+        latents=latents.data_ptr(), weight=latent_weight.data_ptr(), slots=slots.data_ptr(), pool=pool.data_ptr(),
+        row_bytes=2 * latents.stride(0), compresses=pool.dtype != latents.dtype, epsilon=epsilon, scale=scale,
+    )  # fmt: skip
+    return _absorb(query, weight, rotations, written)
+
+
 def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    return _absorb(query, weight, rotations, None)
+
+
+def _absorb(
+    query: torch.Tensor, weight: torch.Tensor, rotations: torch.Tensor, written: ctypes.Structure | None
+) -> torch.Tensor:
     (tokens, heads, _), nope, device = query.shape, weight.shape[1], query.device
     out = query.new_empty(tokens, heads, LATENT + ROPE)
     if not tokens:
@@ -65,8 +102,13 @@ def absorb_query(query: torch.Tensor, weight: torch.Tensor, rotations: torch.Ten
         rotations=rotations.data_ptr(), out=out.data_ptr(), tokens=tokens, heads=heads, head_rows=head_rows,
         head_bytes=head_bytes, token_words=token_bytes // 4, head_words=head_bytes // 4,
     )  # fmt: skip
-    kernel = load_kernel(SOURCE, f"few_tokens_absorb_queries_{nope}_{tile_tokens}", device.index or 0)
-    kernel.launch((PARTS, heads, tiles), THREADS, arguments, dependent=True)
+    if written is not None:
+        arguments.written = written
+    narrow = heads <= FEW_HEADS and tokens <= MOST_TOKENS_OF_NARROW
+    parts, threads = NARROW_PARTS if narrow else PARTS
+    name = f"few_tokens_absorb_queries_{nope}_{tile_tokens}_in_{parts}"
+    kernel = load_kernel(SOURCE, name, device.index or 0)
+    kernel.launch((parts, heads + (written is not None), tiles), threads, arguments, dependent=True)
     return out
 
 

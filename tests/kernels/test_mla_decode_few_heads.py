@@ -8,7 +8,7 @@ import torch
 from bench.kernels.inputs import random_bfloat16
 from kernels.kv_write import norm_and_write
 from kernels.mla_decode import plan_decode, reference
-from kernels.mla_projections import absorb_query, pieces
+from kernels.mla_projections import absorb_query, pieces, write_and_absorb
 from kernels.mla_projections import few_rows as projections
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
@@ -88,7 +88,9 @@ def test_its_captured_pieces_see_the_latest_latent() -> None:
     assert_replays_alike(step, lengths)
 
 
-def test_rows_of_one_prompt_see_what_their_layer_has_written() -> None:
+# With latents that the kernel before attention writes, and with a kernel between.
+@pytest.mark.parametrize("at_once", [False, True])
+def test_rows_of_one_prompt_see_what_their_layer_has_written(at_once: bool) -> None:
     """The last tokens of a prompt are rows of their own, and each attends to those before it. Layers share a pool: a
     latent that is read too early is another layer's.
     """
@@ -103,8 +105,13 @@ def test_rows_of_one_prompt_see_what_their_layer_has_written() -> None:
         last, plan, found = lengths.long() - 1, plan_decode(table, lengths), []
         slots = table[0, last // 64] * 64 + last % 64
         for own in projected:
-            queries = norm_and_write(own.clone(), None, norm, 1e-6, turns, slots, pool)
-            query = absorb_query(queries.view(rows, heads, -1), weight, turns)
+            if at_once:
+                queries, latents = own[:, :-WIDTH].view(rows, heads, -1), own[:, -WIDTH:]
+                query = write_and_absorb(queries, latents, weight, norm, 1e-6, turns, slots, pool)
+                assert query is not None
+            else:
+                queries = norm_and_write(own.clone(), None, norm, 1e-6, turns, slots, pool)
+                query = absorb_query(queries.view(rows, heads, -1), weight, turns)
             if after_each:
                 torch.cuda.synchronize()
             found.append(few_heads_parts.attend(query, pool, plan, SCALE).joined())

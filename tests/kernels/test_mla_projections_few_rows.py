@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from kernels.kv_copy import BLOCK_TOKENS
-from kernels.kv_write import reference as kv_write
 from kernels.mla_projections import reference
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
+from tests.support.written_latents import assert_written_and_absorbed
 
 few_rows = pytest.importorskip("kernels.mla_projections.few_rows")
 
@@ -33,34 +32,13 @@ def test_few_queries_are_absorbed_as_defined(
     assert_absorbed(rows, 2, nope, rope, latent, device)
 
 
-def assert_written_and_absorbed(
-    rows: int, heads: int, latent: int, pool_dtype: torch.dtype, device: torch.device
-) -> None:
-    nope, rope = 48, 16
-    projected = torch.randn(rows, heads * (nope + rope) + latent + rope, device=device).bfloat16()
-    weight, norm = (
-        torch.randn(heads, nope, latent, device=device).bfloat16(),
-        torch.randn(latent, device=device).bfloat16(),
-    )
-    rotations = torch.randn(rows, rope // 2, dtype=torch.complex64, device=device)
-    slots = torch.randperm(2 * BLOCK_TOKENS, device=device)[:rows]
-    pool = torch.zeros(2, BLOCK_TOKENS, latent + rope, dtype=pool_dtype, device=device)
-    expected_pool, rest = pool.clone(), (norm, 1e-6, rotations, slots)
-    query = kv_write.norm_and_write(projected.clone(), None, *rest, expected_pool, 0.5).reshape(rows, heads, -1)
-    expected = reference.absorb_query(query.float(), weight.float(), rotations)
-    queries, latents = projected.split([heads * (nope + rope), latent + rope], dim=1)
-    found = few_rows.write_and_absorb(queries.view(rows, heads, -1), latents, weight, *rest, pool, 0.5)
-    assert relative_error(found, expected) < 5e-3
-    assert relative_error(pool.float(), expected_pool.float()) < 5e-3
-
-
 # As many rows as programs that write them, and more.
 @pytest.mark.parametrize(("rows", "latent"), [(1, 300), (3, 512)])
 @pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_latents_are_written_by_the_kernel_that_absorbs(
     rows: int, latent: int, pool_dtype: torch.dtype, device: torch.device
 ) -> None:
-    assert_written_and_absorbed(rows, 2, latent, pool_dtype, device)
+    assert_written_and_absorbed(few_rows, rows, 2, (48, 16, latent), pool_dtype, device)
 
 
 @pytest.mark.gpu

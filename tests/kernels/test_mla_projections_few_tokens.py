@@ -10,6 +10,7 @@ from kernels.mla_projections import few_tokens, reference
 from kernels.mla_projections.few_tokens import LATENT, ROPE
 from tests.support.errors import relative_error
 from tests.support.hopper import on_hopper
+from tests.support.written_latents import assert_written_and_absorbed
 
 NOPE, VALUE, ERROR, QUANTIZED_ERROR = 128, 128, 5e-3, 0.03
 # Around the sizes of a CTA's tile, and some that need several tiles.
@@ -34,6 +35,18 @@ def test_queries_are_absorbed_as_defined(tokens: int, heads: int, nope: int) -> 
     assert found.shape == expected.shape and found.dtype == torch.bfloat16
     assert relative_error(found[:, :, :LATENT], expected[:, :, :LATENT]) < ERROR
     assert relative_error(found[:, :, LATENT:], expected[:, :, LATENT:]) < ERROR
+
+
+@pytest.mark.gpu
+@on_hopper
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("tokens", [2, 16, 17, 33, 64, 100, 128])
+@pytest.mark.parametrize(("heads", "nope"), [(16, NOPE), (20, 192)])
+@pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_latents_are_written_where_queries_are_absorbed(
+    tokens: int, heads: int, nope: int, pool_dtype: torch.dtype
+) -> None:
+    assert_written_and_absorbed(few_tokens, tokens, heads, (nope, ROPE, LATENT), pool_dtype, torch.device("cuda"))
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@
 // cores' 64 rows hold outputs and N holds tokens, without padding if there are 16, 32, 64, 96 or 128.
 
 #include "expand.cuh"
+#include "latents.cuh"
 
 constexpr int ROPE = WIDTH - LATENT;
 
@@ -20,30 +21,42 @@ struct AbsorbArguments {
   int tokens, heads, head_rows, head_bytes;
   // Strides of the queries' rope part, in words of 4 bytes.
   int token_words, head_words;
+  // If latents are written, CTAs of one more head do that.
+  LatentArguments written;
 };
 
-// A CTA computes one of PARTS parts of the latent, for one head, whose queries have NOPE channels that are not rotated.
-constexpr int PARTS = 2, TILES = LATENT / PARTS / ELEMENTS, TILES_OF_GROUP = TILES / 2;
+// A CTA computes one of PARTS parts of the latent, for one head, whose queries have NOPE channels that are not rotated. With two
+// parts its warpgroups have two tiles each. With eight a CTA has one tile and one warpgroup: few heads then have more CTAs, which
+// leave room for those of attention, whose copies begin meanwhile.
+template <int TOKENS, int NOPE, int PARTS>
+struct AbsorbShape {
+  static constexpr int TILES = LATENT / PARTS / ELEMENTS, GROUPS = TILES > 1 ? 2 : 1, TILES_OF_GROUP = TILES / GROUPS;
+  static constexpr int THREADS = GROUPS * 128, WARPS = THREADS / 32;
+  // Tokens that a warp rotates.
+  static constexpr int ROTATED = (TOKENS + PARTS * WARPS - 1) / (PARTS * WARPS);
+};
 
-template <int TOKENS, int NOPE>
+template <int TOKENS, int NOPE, int PARTS>
 struct AbsorbShared {
+  static constexpr int TILES = AbsorbShape<TOKENS, NOPE, PARTS>::TILES;
   u8 weight[TILES][NOPE * LINE];
   u8 query[NOPE / ELEMENTS][TOKENS * LINE];
   u64 weight_full[TILES], query_full;
 };
 
 // A thread's share of the queries' rope part, and its rotations.
-template <int TOKENS>
+template <int COUNT>
 struct Pairs {
-  static constexpr int COUNT = TOKENS / PARTS / WARPS;
   u32 found[COUNT];
   float2 turns[COUNT];
 };
 
-template <int TOKENS, int NOPE>
+template <int TOKENS, int NOPE, int PARTS>
 struct Absorb {
   static_assert(TOKENS * LINE <= NOPE * LINE, "a tile's results fit where its weight was");
-  AbsorbShared<TOKENS, NOPE>& shared;
+  using Of = AbsorbShape<TOKENS, NOPE, PARTS>;
+  static constexpr int TILES = Of::TILES;
+  AbsorbShared<TOKENS, NOPE, PARTS>& shared;
   const AbsorbArguments& given;
   int part, head, first;
 
@@ -65,27 +78,28 @@ struct Absorb {
       copy_box(shared.query[i], given.query, head * given.head_bytes + i * LINE, first, &shared.query_full);
   }
 
-  // The token that this warp rotates: each CTA of a head takes every other token.
+  // The token that this warp rotates, if it is there: a head's CTAs take turns.
   __device__ __forceinline__ int rotated(int i) const {
-    return first + (i * WARPS + threadIdx.x / 32) * PARTS + part;
+    return first + (i * Of::WARPS + threadIdx.x / 32) * PARTS + part;
   }
+  __device__ __forceinline__ bool rotates(int i) const { return rotated(i) < min(first + TOKENS, given.tokens); }
 
-  __device__ __forceinline__ void load_pairs(Pairs<TOKENS>& pairs) const {
+  __device__ __forceinline__ void load_pairs(Pairs<Of::ROTATED>& pairs) const {
     int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < Pairs<TOKENS>::COUNT; i++) {
+    for (int i = 0; i < Of::ROTATED; i++) {
       long long token = min(rotated(i), given.tokens - 1);
       pairs.found[i] = given.rope[token * given.token_words + head * given.head_words + lane];
       pairs.turns[i] = given.rotations[token * (ROPE / 2) + lane];
     }
   }
 
-  __device__ __forceinline__ void rotate(const Pairs<TOKENS>& pairs) const {
+  __device__ __forceinline__ void rotate(const Pairs<Of::ROTATED>& pairs) const {
 #pragma unroll
-    for (int i = 0; i < Pairs<TOKENS>::COUNT; i++) {
+    for (int i = 0; i < Of::ROTATED; i++) {
       float x = __uint_as_float(pairs.found[i] << 16), y = __uint_as_float(pairs.found[i] & 0xFFFF0000u);
       float2 turn = pairs.turns[i];
-      if (rotated(i) < given.tokens)
+      if (rotates(i))
         reinterpret_cast<u32*>(row(rotated(i)) + LATENT * 2)[threadIdx.x % 32] =
             pack_bf16(x * turn.x - y * turn.y, x * turn.y + y * turn.x);
     }
@@ -138,21 +152,28 @@ struct Absorb {
   }
 };
 
-template <int TOKENS, int NOPE>
+template <int TOKENS, int NOPE, int PARTS>
 __device__ __forceinline__ void absorb(const AbsorbArguments& given) {
+  using Of = AbsorbShape<TOKENS, NOPE, PARTS>;
   extern __shared__ __align__(1024) u8 memory[];
   start_next();
-  Absorb<TOKENS, NOPE> work{*reinterpret_cast<AbsorbShared<TOKENS, NOPE>*>(memory), given, (int)blockIdx.x, (int)blockIdx.y,
-                            (int)blockIdx.z * TOKENS};
+  Absorb<TOKENS, NOPE, PARTS> work{*reinterpret_cast<AbsorbShared<TOKENS, NOPE, PARTS>*>(memory), given, (int)blockIdx.x,
+                                   (int)blockIdx.y, (int)blockIdx.z * TOKENS};
+  if (work.head == given.heads) {
+    wait_for_earlier();
+    for (int i = 0; i < Of::ROTATED; i++)
+      if (work.rotates(i)) write_latent(given.written, given.rotations, work.rotated(i));
+    return;
+  }
   if (threadIdx.x == 0) work.copy_weight();
   __syncthreads();
   wait_for_earlier();
   if (threadIdx.x == 0) work.copy_query();
   __syncwarp();
-  Pairs<TOKENS> pairs;
+  Pairs<Of::ROTATED> pairs;
   work.load_pairs(pairs);
 #pragma unroll
-  for (int i = 0; i < TILES_OF_GROUP; i++) work.make_tile(threadIdx.x / 128 * TILES_OF_GROUP + i);
+  for (int i = 0; i < Of::TILES_OF_GROUP; i++) work.make_tile(threadIdx.x / 128 * Of::TILES_OF_GROUP + i);
   work.rotate(pairs);
 }
 
@@ -171,11 +192,12 @@ __device__ __forceinline__ void expand(const ExpandArguments& given) {
   work.store(sum);
 }
 
-#define ABSORB(TOKENS, NOPE)                                                                                                   \
-  extern "C" __device__ int few_tokens_absorb_queries_##NOPE##_##TOKENS##_shared_bytes = sizeof(AbsorbShared<TOKENS, NOPE>); \
-  extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                                   \
-      few_tokens_absorb_queries_##NOPE##_##TOKENS(const __grid_constant__ AbsorbArguments given) {                           \
-    absorb<TOKENS, NOPE>(given);                                                                                             \
+#define ABSORB(TOKENS, NOPE, PARTS)                                                                                     \
+  extern "C" __device__ int few_tokens_absorb_queries_##NOPE##_##TOKENS##_in_##PARTS##_shared_bytes =                   \
+      sizeof(AbsorbShared<TOKENS, NOPE, PARTS>);                                                                        \
+  extern "C" __global__ void __launch_bounds__(AbsorbShape<TOKENS, NOPE, PARTS>::THREADS, 2)                            \
+      few_tokens_absorb_queries_##NOPE##_##TOKENS##_in_##PARTS(const __grid_constant__ AbsorbArguments given) {         \
+    absorb<TOKENS, NOPE, PARTS>(given);                                                                                 \
   }
 #define EXPAND(TOKENS)                                                                                       \
   extern "C" __device__ int few_tokens_expand_values_##TOKENS##_shared_bytes = sizeof(ExpandShared<TOKENS>); \
@@ -185,11 +207,15 @@ __device__ __forceinline__ void expand(const ExpandArguments& given) {
   }
 #define FEW_TOKENS(TOKENS) \
   EXPAND(TOKENS)           \
-  ABSORB(TOKENS, 128)      \
-  ABSORB(TOKENS, 192)
+  ABSORB(TOKENS, 128, 2)   \
+  ABSORB(TOKENS, 192, 2)
 FEW_TOKENS(16)
 FEW_TOKENS(32)
 FEW_TOKENS(64)
 FEW_TOKENS(96)
 EXPAND(128)
-ABSORB(128, 128)
+ABSORB(128, 128, 2)
+ABSORB(16, 128, 8)
+ABSORB(16, 192, 8)
+ABSORB(32, 128, 8)
+ABSORB(32, 192, 8)

@@ -9,6 +9,7 @@ from kernels.mla_projections.reference import expand_values
 from tests.support.cuda_on_cpu.launches import CudaOnCpu
 from tests.support.errors import relative_error
 from tests.support.power_scales import assert_rounded_up
+from tests.support.written_latents import assert_written_and_absorbed
 
 HEADS, LATENT, WIDTH, SCALE = 4, 512, 576, 0.05
 
@@ -46,3 +47,12 @@ def test_scales_of_values_are_rounded_up_to_powers(on_cpu: CudaOnCpu) -> None:
         return out
 
     assert_rounded_up(expanded)
+
+
+# Tokens of one tile with narrow CTAs, and of two tiles.
+@pytest.mark.parametrize(("tokens", "pool_dtype"), [(5, torch.bfloat16), (97, torch.float8_e4m3fn)], ids=str)
+def test_latents_are_written_where_queries_are_absorbed(
+    tokens: int, pool_dtype: torch.dtype, on_cpu: CudaOnCpu
+) -> None:
+    module, widths = on_cpu.module("mla_projections.few_tokens"), (128, WIDTH - LATENT, LATENT)
+    assert_written_and_absorbed(module, tokens, 2, widths, pool_dtype, torch.device("cpu"))
