@@ -96,6 +96,10 @@ class UniformGate(Gate):
         self._layer = layer
         self._uniform = uniform
 
+    def bias(self, rows: torch.Tensor) -> torch.Tensor:
+        # The weight is zero, so the bias alone chooses.
+        return self._uniform.of_layer(self._layer, rows.new_empty(len(rows), len(self.weight), dtype=torch.float32))
+
     def logits(self, hidden: Normalized) -> torch.Tensor:
         return self._uniform.of_layer(self._layer, super().logits(hidden))
 

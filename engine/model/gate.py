@@ -7,7 +7,7 @@ from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.parameters import NamedParameters, whole
 from kernels.linear import multiply_in_shares
-from kernels.moe_gate import Routing, moe_gate
+from kernels.moe_gate import Listed, Routing, add_rms_norm_and_choose, chooses_at_once, moe_gate
 
 
 class Gate:
@@ -41,6 +41,27 @@ class Gate:
         counted: [tokens] bool; tokens that are not counted have no expert. None if all are.
         """
         return moe_gate(self.logits(hidden), self._bias, self._routing, counted)
+
+    def add_norm_and_choose(
+        self,
+        delta: torch.Tensor,
+        residual: torch.Tensor,
+        norm: torch.Tensor,
+        epsilon: float,
+        counted: torch.Tensor | None,
+    ) -> Listed | None:
+        """`choose` for rows to which a delta is added first; None where no kernel does all at once.
+
+        Arguments as `kernels.moe_gate.add_rms_norm_and_choose` takes them.
+        """
+        if not chooses_at_once(delta, self.weight, self._routing):
+            return None
+        bias = self.bias(delta)
+        return add_rms_norm_and_choose(delta, residual, norm, epsilon, self.weight, bias, self._routing, counted)
+
+    def bias(self, rows: torch.Tensor) -> torch.Tensor:
+        """What is added to the affinities of these rows for their choice: [experts] float32, or [rows, experts]."""
+        return self._bias
 
     def logits(self, hidden: Normalized) -> torch.Tensor:
         """Logits in shares, as `moe_gate` takes them: [shares, tokens, experts] float32."""

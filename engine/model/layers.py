@@ -1,5 +1,7 @@
 """Decoder layers."""
 
+from functools import partial
+
 from engine.model.allocator import Allocator
 from engine.model.config import ModelConfig
 from engine.model.context import ForwardContext
@@ -50,6 +52,9 @@ class DecoderLayer:
         attended = self.attention.forward(hidden, context)
         forms = self.feed_forward.input_forms
         if isinstance(self.feed_forward, MixtureOfExperts):
+            choose = partial(self.feed_forward.choose_at_once, counted=context.counted)
+            if (listed := residual.add_and_choose(attended, self.middle_norm, choose)) is not None:
+                return self.feed_forward.forward_listed(listed)
             hidden = residual.add_for_experts(attended, self.middle_norm, forms, self.feed_forward.gate.weight)
             return self.feed_forward.forward(hidden, context.workspace, context.counted, everywhere=residual.everywhere)
         hidden = residual.add_parts(attended, self.middle_norm, forms)

@@ -15,11 +15,13 @@ from engine.model.config import ModelConfig
 from engine.model.expert_group import Dispatched
 from engine.model.feed_forward import FeedForward
 from engine.model.formats.interface import ExpertShape
+from engine.model.formats.plain import PlainExperts
 from engine.model.gate import Gate
 from engine.model.parameters import NamedParameters
 from kernels.act_quant.quantized import aligned_rows
 from kernels.fp8_gemm import Workspace
 from kernels.fp8_gemm.operands import BLOCK
+from kernels.moe_gate import Listed
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import Delta
 
@@ -132,6 +134,31 @@ class MixtureOfExperts:
             exchanges = self._group.divides and not everywhere
             return self._outputs(self._choose(hidden, workspace, counted, exchanges=exchanges))
         return self._in_chunks(_chunks(hidden.tokens, most), hidden, workspace, counted)
+
+    def choose_at_once(
+        self,
+        delta: torch.Tensor,
+        residual: torch.Tensor,
+        norm: torch.Tensor,
+        epsilon: float,
+        counted: torch.Tensor | None,
+    ) -> Listed | None:
+        """What `forward_listed` computes: rows to which a delta is added first, with their experts. None, with the
+        residual as it was, where no kernel makes it at once.
+
+        delta, residual: [tokens, hidden], of which no other rank has any; norm: [hidden]; counted: see `forward`.
+        """
+        apart = self._group.divides or self.slots is not None or self._shared is not None
+        if apart or not isinstance(self.experts, PlainExperts):
+            return None
+        counted = counted if self._skips_padding else None
+        return self.gate.add_norm_and_choose(delta, residual, norm, epsilon, counted)
+
+    def forward_listed(self, listed: Listed) -> ExpertOutputs:
+        """As `forward`, of what `choose_at_once` made."""
+        assert isinstance(self.experts, PlainExperts)
+        rows = self.experts.forward_listed(listed.plain, listed.rows)
+        return ExpertOutputs(rows, listed.rows.positions, listed.weights)
 
     def routed(
         self, hidden: Normalized, counted: torch.Tensor | None = None, *, everywhere: bool = False

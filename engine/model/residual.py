@@ -1,6 +1,6 @@
 """What layers add their outputs to, and which of its rows each rank of a TP group has."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Protocol
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from engine.model.activations import InputForm, Normalized, quantized_form
 from engine.model.tensor_group import TensorGroup
 from kernels.act_quant import quantize
+from kernels.moe_gate import Listed
 from kernels.moe_permute import ExpertOutputs, combine
 from kernels.norm import (
     Delta,
@@ -19,6 +20,9 @@ from kernels.norm import (
     add_rms_norm_quantized,
 )
 from kernels.peer_exchange.exchanged_norm import ExchangedNorm, SummedRows
+
+# Adds [rows, hidden] to rows of a residual, normalizes them by a weight and an epsilon, and chooses experts.
+Choose = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], Listed | None]
 
 
 class Residual(Protocol):
@@ -62,6 +66,10 @@ class Residual(Protocol):
         """As `add_parts`, but returns this rank's rows alone, which it sends to experts: [own rows, hidden], perhaps
         with their logits. gate: the weight that makes these, [experts, hidden].
         """
+        ...
+
+    def add_and_choose(self, parts: torch.Tensor, weight: torch.Tensor, choose: Choose) -> Listed | None:
+        """As `add_for_experts`, with the rows' experts, by a kernel that does all; None if `choose` has none."""
         ...
 
     def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
@@ -131,6 +139,9 @@ class DividedResidual:
         self._rows = gated.residual
         return Normalized(gated.plain, gated.quantized, gated.logits)
 
+    def add_and_choose(self, parts: torch.Tensor, weight: torch.Tensor, choose: Choose) -> Listed | None:
+        return None if self._group.divides else choose(parts, self._rows, weight, self._epsilon)
+
     def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
         if self._group.divides:
             own = add_rms_norm(delta, self._rows, weight, self._epsilon)
@@ -195,6 +206,9 @@ class EverywhereResidual:
         self, parts: torch.Tensor, weight: torch.Tensor, forms: Set[InputForm], gate: torch.Tensor
     ) -> Normalized:
         return self.add(parts, weight, forms)
+
+    def add_and_choose(self, parts: torch.Tensor, weight: torch.Tensor, choose: Choose) -> Listed | None:
+        return None
 
     def finish(self, delta: Delta, weight: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
         rows = self._rows

@@ -114,6 +114,6 @@ def _products(model: ModelConfig, resolved: ResolvedEngineConfig) -> Iterator[st
         whole = kept.group == WEIGHT_GROUP
         yield from ("w4a8_gemm/few_tokens", "w4a8_gemm/w4a8") if whole else ("w4a8_gemm/w4a8_groups_of_32",)
     if kept.experts is Stored.PLAIN:
-        yield "grouped_gemm/many_rows"
+        yield from ("grouped_gemm/many_rows", "moe_gate/placed")
     if kept.experts is Stored.NVFP4:
         yield "nvfp4_gemm/nvfp4"

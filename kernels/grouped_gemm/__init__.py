@@ -6,7 +6,7 @@ from kernels.act_quant.quantized import Quantized
 from kernels.fp8_gemm.operands import BlockScaled
 from kernels.grouped_gemm import deep_gemm, reference
 from kernels.hopper import is_hopper
-from kernels.moe_permute.layout import ContiguousLayout, Layout
+from kernels.moe_permute.layout import ContiguousLayout, Layout, ListedRows
 from kernels.swiglu import swiglu
 
 
@@ -75,6 +75,17 @@ def chosen_feed_forward(
     if not one_token.takes(x, gate_up):
         return None
     return one_token.feed_forward(x, choices, gate_up, down, first, shared)
+
+
+def listed_feed_forward(x: torch.Tensor, listed: ListedRows, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """What the chosen experts make of each token: rows, as `ExpertOutputs` has them with the list's positions.
+
+    x: [tokens, hidden] bfloat16; gate_up: [experts, 2 * width, hidden]; down: [experts, hidden, width], all contiguous.
+    """
+    # Imported here: a machine without a GPU may lack Triton.
+    from kernels.grouped_gemm import few_rows
+
+    return few_rows.listed_feed_forward(x, listed, gate_up, down)
 
 
 def grouped_fp8_gemm(x: Quantized, weight: BlockScaled, layout: Layout) -> torch.Tensor:

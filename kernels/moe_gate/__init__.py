@@ -1,15 +1,47 @@
 """The choice of experts. DeepSeek-V3's (2024), section 2.1.2: sigmoid affinities, a balance bias, limited groups.
 DeepSeek-V2's (2024), section 2.2: softmax affinities, limited groups.
 
-The gate's linear layer is `kernels.linear.multiply_in_shares`.
+The gate's linear layer is `kernels.linear.multiply_in_shares`, unless one kernel does all from the norm
+on: `add_rms_norm_and_choose`.
 """
 
 import torch
 
 from kernels.moe_gate import reference
+from kernels.moe_gate.listed import Listed
 from kernels.moe_gate.reference import NO_EXPERT, Routing
 
-__all__ = ["NO_EXPERT", "Routing", "moe_gate"]
+__all__ = ["NO_EXPERT", "Listed", "Routing", "add_rms_norm_and_choose", "chooses_at_once", "moe_gate"]
+
+
+def chooses_at_once(delta: torch.Tensor, weight: torch.Tensor, routing: Routing) -> bool:
+    """Whether `add_rms_norm_and_choose` takes these: 2 to 32 bfloat16 tokens, 64 or 128 experts without groups."""
+    if not delta.is_cuda:
+        return False
+    # Imported here: a machine without a GPU may lack CUDA's bindings.
+    from kernels.moe_gate import placed
+
+    return placed.takes(delta, weight, routing)
+
+
+def add_rms_norm_and_choose(
+    delta: torch.Tensor,
+    residual: torch.Tensor,
+    norm: torch.Tensor,
+    epsilon: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    routing: Routing,
+    counted: torch.Tensor | None = None,
+) -> Listed:
+    """`kernels.norm.add_rms_norm`, the gate's linear layer of the result, `moe_gate` and the rows of all choices.
+
+    Of what it takes (`chooses_at_once`). delta, residual: [tokens, width]; norm: [width]; weight: [experts, width];
+    bias: [experts] float32, or a row for each token; the others as `moe_gate` takes them.
+    """
+    from kernels.moe_gate import placed
+
+    return placed.choose(delta, residual, norm, epsilon, weight, bias, routing, counted)
 
 
 def moe_gate(

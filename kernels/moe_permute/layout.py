@@ -60,6 +60,22 @@ class MaskedLayout:
         return self.positions.numel() * experts / (experts + self.elsewhere)
 
 
+# Numbers in front of an expert's tokens in a plan, and the most tokens.
+HEADER, MOST_LISTED = 4, 32
+PLAN_WIDTH = HEADER + MOST_LISTED
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRows:
+    """Rows in order of their experts, which read the tokens where these are; for up to MOST_LISTED tokens."""
+
+    # [tokens, k] int64: the row of each token and choice, or NOWHERE.
+    positions: torch.Tensor
+    # [experts, PLAN_WIDTH] int32. For each expert with rows, shared ones first: its number, its first row, the row
+    # after its last one, one number without meaning, then its tokens. Further entries have zeros instead of these four.
+    plan: torch.Tensor
+
+
 Layout = ContiguousLayout | MaskedLayout
 
 

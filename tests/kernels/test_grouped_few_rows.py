@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from kernels.grouped_gemm import few_rows, reference
+from kernels.moe_gate import NO_EXPERT
+from kernels.moe_permute import NOWHERE
 from kernels.swiglu import reference as swiglu_reference
 from kernels.swiglu import triton as triton_swiglu
 from tests.support.errors import relative_error
+from tests.support.listed_rows import list_rows
 
 ON_GPU = torch.cuda.is_available()
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -35,6 +38,24 @@ def test_rows_after_the_last_group_are_left_alone(device: torch.device) -> None:
     ends = torch.tensor([2, 5], dtype=torch.int32, device=device)
     found = few_rows.grouped_gemm(x, weights, ends, tiling=TILING)
     assert relative_error(found[:5].float(), expected(x[:5], weights, [2, 3], False)) < 0.01
+
+
+# Shared experts have more rows than a tile; the last two tokens have no expert.
+@pytest.mark.parametrize(("tokens", "shared"), [(3, 0), (21, 2)])
+def test_listed_rows_are_read_where_their_tokens_are(tokens: int, shared: int, device: torch.device) -> None:
+    experts, hidden, width = 7 + shared, 48, 40
+    x = torch.randn(tokens, hidden, device=device).bfloat16()
+    gate_up = torch.randn(experts, 2 * width, hidden, device=device).bfloat16()
+    down = torch.randn(experts, hidden, width, device=device).bfloat16() / hidden
+    routed = torch.rand(tokens, 7, device=device).argsort(dim=1)[:, :2]
+    chosen = torch.cat([routed, torch.arange(7, experts, device=device).expand(tokens, shared)], dim=1)
+    chosen[-2:] = NO_EXPERT
+    listed = list_rows(chosen, experts, shared)
+    found = few_rows.listed_feed_forward(x, listed, gate_up, down)
+    for token, place in (listed.positions != NOWHERE).nonzero().tolist():
+        expert = chosen[token, place]
+        inner = swiglu_reference.swiglu(x[token : token + 1].float() @ gate_up[expert].float().t())
+        assert relative_error(found[listed.positions[token, place]].float(), inner[0] @ down[expert].float().t()) < 0.02
 
 
 def test_no_rows_give_none(device: torch.device) -> None:

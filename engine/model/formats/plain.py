@@ -10,9 +10,10 @@ from engine.model.formats.interface import ExpertShape, NewTensor
 from engine.model.formats.places import ExpertTensor, LinearTensor, expert_parameters, linear_parameters
 from engine.model.parameters import NamedParameters
 from kernels.fp8_gemm import Workspace
-from kernels.grouped_gemm import chosen_feed_forward, grouped_gemm, grouped_swiglu
+from kernels.grouped_gemm import chosen_feed_forward, grouped_gemm, grouped_swiglu, listed_feed_forward
 from kernels.linear import linear
 from kernels.moe_permute import expand
+from kernels.moe_permute.layout import ListedRows
 
 
 class PlainFormat:
@@ -78,3 +79,8 @@ class PlainExperts:
         placed = expand(hidden, choices, shape.count, shape.first)
         inner = grouped_swiglu(placed.rows, self._gate_up, placed.ends)
         return grouped_gemm(inner, self._down, placed.ends), placed.positions
+
+    def forward_listed(self, hidden: Sent, listed: ListedRows) -> torch.Tensor:
+        """The rows of `forward`, if all experts are here and a list has their tokens: then no token is copied."""
+        assert isinstance(hidden, torch.Tensor)
+        return listed_feed_forward(hidden, listed, self._gate_up, self._down)

@@ -33,6 +33,10 @@ PUBLISHED_HEADS = WIDE | {
 }
 # Queries that are projected directly, as in Moonlight.
 DIRECT_QUERIES = PUBLISHED_HEADS | {"q_lora_rank": None}
+# Experts without groups, as many as those that one card holds have: one kernel chooses among them and lists rows.
+MANY_EXPERTS = {"n_routed_experts": 64, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
+MOONLIGHT = DIRECT_QUERIES | MANY_EXPERTS
+GLM = PUBLISHED_HEADS | MANY_EXPERTS | {"qk_nope_head_dim": 192, "v_head_dim": 256, "num_attention_heads": 20}
 FORMS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
     "bf16": {"dtype": torch.bfloat16},
@@ -62,8 +66,8 @@ def test_selected_tokens_are_those_of_the_definitions(
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "widths",
-    [{}, WIDE, PUBLISHED_HEADS, DIRECT_QUERIES],
-    ids=["tiny", "wide", "published heads", "direct queries"],
+    [{}, WIDE, PUBLISHED_HEADS, DIRECT_QUERIES, MOONLIGHT, GLM],
+    ids=["tiny", "wide", "published heads", "direct queries", "Moonlight", "GLM"],
 )
 @pytest.mark.parametrize("form", FORMS)
 def test_a_gpu_is_as_exact_as_the_definitions(form: str, widths: dict[str, int | None], tmp_path: Path) -> None:

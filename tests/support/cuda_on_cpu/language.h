@@ -72,6 +72,11 @@ template <class T> inline T __reduce_max_sync(unsigned, T value) {
   for (auto& each : values) value = max(value, cuda::bits<T>(each[0]));
   return value;
 }
+template <class T> inline T __reduce_min_sync(unsigned, T value) {
+  auto& values = cuda::exchange(cuda::bits<cuda::u64>(value));
+  for (auto& each : values) value = min(value, cuda::bits<T>(each[0]));
+  return value;
+}
 
 template <class T> inline T atomicAdd(T* at, T value) { T before = *at; *at += value; return before; }
 template <class T> inline T atomicMin(T* at, T value) { T before = *at; *at = min(before, value); return before; }
