@@ -38,6 +38,8 @@ class DecodeRows:
     real: torch.Tensor
     # [rows] int32: how many of the first tokens have KV already, which is not written again. None if no row has any.
     shared: torch.Tensor | None = None
+    # Where the tokens lie, if that is known.
+    known_places: PlacedTokens | None = None
 
     @property
     def rows(self) -> int:
@@ -48,6 +50,8 @@ class DecodeRows:
         return self.token_ids.shape[1]
 
     def placed(self, state: DeviceState) -> PlacedTokens:
+        if self.known_places is not None:
+            return self.known_places
         padding_slot = state.padding_block * BLOCK_TOKENS
         own = self.token_ids, self.starts, self.block_table, self.real, self.shared
         return place_tokens(*own, state.rotations, padding_slot)
@@ -79,9 +83,10 @@ class DecodeInputs:
 
     def known(self, state: DeviceState) -> DecodeRows:
         """The rows, in which what the batch before drew and guessed is filled in."""
-        own = self.given, self.follows, self.positions, self.drafts
-        token_ids, starts, real = follow_rows(*own, state.drawn, state.missing, state.guessed)
-        return DecodeRows(token_ids, starts, self.block_table, real, self.shared)
+        own, padding_slot = (self.given, self.follows, self.positions, self.drafts), state.padding_block * BLOCK_TOKENS
+        before, lying = (state.drawn, state.missing, state.guessed), (self.shared, self.block_table, state.rotations)
+        rows, places = follow_rows(*own, *before, *lying, padding_slot)
+        return DecodeRows(rows.token_ids, rows.starts, self.block_table, rows.real, self.shared, places)
 
 
 def packed_size(rows: int, blocks: int, drafts: int = 0) -> int:

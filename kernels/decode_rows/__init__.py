@@ -47,14 +47,18 @@ def follow_rows(
     drawn: torch.Tensor,
     missing: torch.Tensor,
     guessed: torch.Tensor,
-) -> FollowedRows:
+    shared: torch.Tensor,
+    block_table: torch.Tensor,
+    rotations: torch.Tensor,
+    padding_slot: int,
+) -> tuple[FollowedRows, PlacedTokens]:
     """A row that follows none has its given tokens. Another one has the last token that the row before yielded, and the
-    first of the guesses after it; it begins where that row ended.
+    first of the guesses after it; it begins where that row ended. What it computes, and `place_tokens` of that.
 
     given: [rows, 1 + n] int32; follows: [rows] int32, the row before, or negative; positions: [rows] int32, where a row
     begins if the one before yielded all that it could; drafts: [rows] int32, how many of n each has. By row before:
     drawn, [most rows] int64, its last token; missing, [most rows] int32, how many tokens fewer it yielded; guessed,
-    [most rows, n or more] int64. All contiguous.
+    [most rows, n or more] int64. The others as `place_tokens` takes them. All contiguous but the table's rows.
     """
     assert given.dtype == follows.dtype == positions.dtype == drafts.dtype == missing.dtype == torch.int32
     assert drawn.dtype == guessed.dtype == torch.int64 and guessed.shape[1] >= given.shape[1] - 1
@@ -64,8 +68,10 @@ def follow_rows(
         # Imported here: a machine without a GPU may lack Triton.
         from kernels.decode_rows import triton
 
-        return FollowedRows(*triton.follow_rows(*tensors))
-    return FollowedRows(*reference.follow_rows(*tensors))
+        followed, placed = triton.follow_rows(*tensors, shared, block_table, rotations, padding_slot)
+        return FollowedRows(*followed), PlacedTokens(*placed)
+    rows = FollowedRows(*reference.follow_rows(*tensors))
+    return rows, place_tokens(rows.token_ids, rows.starts, block_table, rows.real, shared, rotations, padding_slot)
 
 
 def place_tokens(

@@ -59,10 +59,13 @@ def test_a_row_continues_the_one_before_with_its_guesses() -> None:
     guessed = torch.tensor([[51, 52, 53], [61, 62, 63], [71, NO_TOKEN, NO_TOKEN]])
     given = torch.tensor([[7, 8, NO_TOKEN], [0, 0, 0], [0, 0, 0], [0, NO_TOKEN, NO_TOKEN]], dtype=torch.int32)
     follows, drafts = (torch.tensor(each, dtype=torch.int32) for each in ([-1, 1, 2, FILLER], [1, 2, 1, 0]))
-    positions = torch.tensor([100, 200, 300, 0], dtype=torch.int32)
-    rows = follow_rows(given, follows, positions, drafts, drawn, missing, guessed)
+    positions = torch.tensor([100, 200, 150, 0], dtype=torch.int32)
+    table, shared = torch.arange(4 * BLOCKS, dtype=torch.int32).view(4, BLOCKS), torch.zeros(4, dtype=torch.int32)
+    tensors = given, follows, positions, drafts, drawn, missing, guessed
+    rows, placed = follow_rows(*tensors, shared, table, ROTATIONS, 17 * 64)
+    assert placed.lengths.tolist() == [103, 201, 152, 3] and placed.slots[0] == 1 * 64 + 36
     assert rows.token_ids.tolist() == [[7, 8, -1], [60, 61, 62], [70, 71, -1], [0, -1, -1]]
-    assert rows.starts.tolist() == [100, 198, 299, 0] and rows.real.tolist() == [True, True, True, False]
+    assert rows.starts.tolist() == [100, 198, 149, 0] and rows.real.tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize(("rows", "drafts", "most"), [(0, 1, 1), (4, 0, 0), (5, 0, 3), (40, 2, 2), (9, 3, 5)])
@@ -72,5 +75,11 @@ def test_rows_follow_as_defined(device: torch.device, rows: int, drafts: int, mo
 
     state = draw(0, 99, 6, dtype=torch.int64), draw(0, 1 + most, 6), draw(-1, 99, 6, most, dtype=torch.int64)
     given = draw(-1, 99, rows, 1 + drafts), draw(-2, 6, rows), draw(9, 99, rows), draw(0, 1 + drafts, rows), *state
-    for one, other in zip(triton.follow_rows(*given), reference.follow_rows(*given), strict=True):
+    shared, table = draw(0, 2, rows), draw(0, 90, rows, BLOCKS + 3)[:, :BLOCKS]
+    lying = shared, table, ROTATIONS.to(device), 17 * 64
+    found, placed = triton.follow_rows(*given, *lying)
+    followed = reference.follow_rows(*given)
+    token_ids, starts, real = followed
+    expected = reference.place_tokens(token_ids, starts, table, real, *lying[:1], *lying[2:])
+    for one, other in zip((*found, *placed), (*followed, *expected), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
