@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.batch import Row
@@ -15,6 +17,7 @@ from engine.runner.capture import Capture
 from engine.step.shape import StepShape
 from engine.step.two_batch import NEVER, TwoBatch
 from kernels.host_copy import copy_to_device
+from kernels.sample import greedy
 
 
 class GraphRows(NamedTuple):
@@ -61,6 +64,28 @@ def _parts(row: Row, width: int) -> list[Row]:
     ]
 
 
+# Integers of an address, and places on the host: more than there are steps in flight.
+ADDRESS, TURNS = 2, 4
+
+
+class Likeliest(NamedTuple):
+    """[rows] int64 each."""
+
+    on_device: torch.Tensor
+    # To be read when the step has ended, and before the next but one is launched.
+    on_host: torch.Tensor
+
+
+class Found(NamedTuple):
+    """What a graph leaves of a step's rows."""
+
+    # [rows, vocabulary]
+    logits: torch.Tensor
+    # Each row's most likely token, which `DeviceState.drawn` has too. None if other ranks draw, or if the rows are not
+    # the graph's first ones.
+    likeliest: Likeliest | None
+
+
 class DecodeGraphs:
     """Graphs of decode steps by number of rows; a batch runs in the next larger one, and padding rows fill that up."""
 
@@ -92,14 +117,17 @@ class DecodeGraphs:
     def fit(self, shape: StepShape) -> bool:
         return shape.decode_only and shape.rows <= self.most_rows
 
-    def run(self, rows: Sequence[Row], shape: StepShape) -> torch.Tensor:
-        """Logits [rows, vocabulary] of each row's last token, if the shape fits; to be read before the next run."""
+    def run(self, rows: Sequence[Row], shape: StepShape) -> Found:
+        """What follows each row's last token, if the shape fits; to be read before the next run."""
         graph = next(graph for graph in self._graphs if graph.rows >= shape.rows)
         computed, earlier = graph_rows(rows, 1)
         packed = pack_decode_rows(computed, graph.rows, self._blocks, self._padding_block)
-        copy_to_device(packed, graph.packed)
-        graph.replay()
-        return graph.logits[earlier : len(computed)]
+        on_host = graph.run(packed)
+        likeliest = None
+        if not earlier and graph.likeliest is not None:
+            on_device = graph.likeliest[: len(computed)]
+            likeliest = Likeliest(on_device, on_device if on_host is None else on_host[: len(computed)])
+        return Found(graph.logits[earlier : len(computed)], likeliest)
 
 
 class _DecodeGraph:
@@ -109,16 +137,38 @@ class _DecodeGraph:
         self.rows = rows
         # All rows are padding: they write one slot of the padding block, which is never read.
         padding = pack_decode_rows([], rows, blocks, state.padding_block)
-        self.packed = torch.empty(packed_size(rows, blocks), dtype=torch.int32, device=state.device)
-        copy_to_device(padding, self.packed)
-        inputs = unpack_decode_rows(self.packed, rows)
+        # Where the tokens go on the host, and the rows.
+        self._given = torch.empty(ADDRESS + packed_size(rows, blocks), dtype=torch.int32, device=state.device)
+        inputs = unpack_decode_rows(self._given[ADDRESS:], rows)
+        # In turns; the GPU writes there. Kept for good, since a step that is never collected writes too.
+        self._kept: torch.Tensor | None = None
+        if state.device.type != "cpu":
+            self._kept = torch.empty(TURNS, rows, dtype=torch.int64, pin_memory=True)
+        self._turn = 0
+        self._give(padding)
+        address = None if self._kept is None else self._given[:ADDRESS].view(torch.int64)
         halves = two_batch.wanted(rows, decode_only=True)
 
         def forward(model: Model) -> None:
             parts = step_parts.decode_parts(inputs.known(state), state, halves=halves)
             self.logits = step_parts.logits(model, parts)
+            # Tokens that are drawn otherwise replace these.
+            self.likeliest = None if model.group.divides else greedy(self.logits, state.drawn, address)
 
         forward(model.short())
-        self.replay = capture.whole(partial(forward, model))
+        self._replay = capture.whole(partial(forward, model))
         # The first run takes a graph to the device, while the host captures the next one.
-        self.replay()
+        self._replay()
+
+    def run(self, packed: npt.NDArray[np.int32]) -> torch.Tensor | None:
+        """Returns where the host finds the most likely tokens when the graph has run: [rows] int64. None if there is no
+        such place.
+        """
+        self._turn = (self._turn + 1) % TURNS
+        self._give(packed)
+        self._replay()
+        return None if self._kept is None else self._kept[self._turn]
+
+    def _give(self, packed: npt.NDArray[np.int32]) -> None:
+        target = 0 if self._kept is None else self._kept[self._turn].data_ptr()
+        copy_to_device(np.concatenate([np.array([target], np.int64).view(np.int32), packed]), self._given)

@@ -8,8 +8,9 @@ import torch
 
 from engine.batch import Row, Sample
 from engine.model.context import DeviceState
+from engine.runner.graphs import Likeliest
 from engine.runner.prompt_logits import PendingPromptLogprobs
-from engine.runner.sampler import PendingSamples, Sampler
+from engine.runner.sampler import PendingSamples, Sampler, draw_likeliest
 from kernels.host_copy import to_indices
 from mesh.domain.outputs import PromptLogprobs
 
@@ -75,9 +76,11 @@ class LaunchedStep:
         sampler: Sampler,
         events: StepEvents | None,
         prompts: PendingPromptLogprobs | None = None,
+        likeliest: Likeliest | None = None,
     ) -> None:
         """drawing: the rows that draw; logits: [drawing, vocabulary]; events: None on a CPU, whose step is done;
-        prompts: None if no row reports any.
+        prompts: None if no row reports any; likeliest: the most likely tokens, which `state.drawn` has too, if they are
+        known: then all rows draw.
         """
         self._rows = len(rows)
         self._drawing = drawing
@@ -87,6 +90,7 @@ class LaunchedStep:
         self._sampler = sampler
         self._events = events
         self._prompts = prompts
+        self._likeliest = likeliest
         self._pending: PendingSamples | None = None
 
     @torch.inference_mode()
@@ -95,15 +99,23 @@ class LaunchedStep:
         logits, self._logits = self._logits, None
         assert logits is not None, "a step draws once"
         if self._drawing:
-            token_ids = self._sampler.draw(logits, self._drawn_rows, self._state.drawn)
-            if len(self._drawing) == self._rows:
-                # Mostly all rows draw: then no indices have to go to the device.
-                self._state.drawn[: self._rows] = token_ids
+            if self._likeliest is not None and draw_likeliest(self._drawn_rows):
+                token_ids, on_host = self._likeliest
+                self._pending = PendingSamples(logits, token_ids, self._drawn_rows, on_host)
             else:
-                self._state.drawn[to_indices(self._drawing, self._state.device)] = token_ids
-            self._pending = PendingSamples(logits, token_ids, self._drawn_rows)
+                self._pending = PendingSamples(logits, self._draw(logits), self._drawn_rows)
         if self._events is not None:
             self._events.enqueued()
+
+    def _draw(self, logits: torch.Tensor) -> torch.Tensor:
+        """[drawing] int64, which `state.drawn` then has."""
+        token_ids = self._sampler.draw(logits, self._drawn_rows, self._state.drawn)
+        if len(self._drawing) == self._rows:
+            # Mostly all rows draw: then no indices have to go to the device.
+            self._state.drawn[: self._rows] = token_ids
+        else:
+            self._state.drawn[to_indices(self._drawing, self._state.device)] = token_ids
+        return token_ids
 
     def collect(self) -> list[Sample | None]:
         assert self._logits is None, "a step is collected after its draw"

@@ -41,15 +41,15 @@ class PlainSteps:
         self.graphs = capture_decoding(self._model, self._state, sizes, longest, capture, two_batch)
 
     def launch(self, batch: Batch, shape: StepShape, events: StepEvents | None) -> Launched:
-        rows, prompts = batch.rows, None
+        rows, likeliest, prompts = batch.rows, None, None
         drawing = [index for index, row in enumerate(rows) if row.sampling is not None]
         if self.graphs.fit(shape):
-            logits = self.graphs.run(rows, shape)
+            logits, likeliest = self.graphs.run(rows, shape)
             if len(drawing) < len(rows):
-                logits = logits[to_indices(drawing, self._state.device)]
+                logits, likeliest = logits[to_indices(drawing, self._state.device)], None
         else:
             logits, prompts = self._logits(rows, shape, batch.on_layers if events is None else events.layer_hook)
-        return LaunchedStep(rows, drawing, logits, self._state, self._sampler, events, prompts)
+        return LaunchedStep(rows, drawing, logits, self._state, self._sampler, events, prompts, likeliest)
 
     def _logits(
         self, rows: Sequence[Row], shape: StepShape, on_layers: OnLayers | None

@@ -134,6 +134,13 @@ class Sampler:
         return token_ids
 
 
+def draw_likeliest(rows: Sequence[Row]) -> bool:
+    """Whether each row, all of which have `sampling`, draws the most likely token of its logits as they are."""
+    return all(
+        row.masks is None and not _sampling(row).changes_logits and not _sampling(row).temperature for row in rows
+    )
+
+
 def draw_tokens(logits: torch.Tensor, rows: Sequence[Row], positions: torch.Tensor | None = None) -> torch.Tensor:
     """One token per row from logits [rows, vocabulary] that need no change: [rows] int64 on the device.
 
@@ -165,19 +172,26 @@ def draw_nothing(vocabulary_size: int, dtype: torch.dtype, device: torch.device)
 class PendingSamples:
     """Tokens, and the log probabilities that were asked for, while they are copied to the host."""
 
-    def __init__(self, logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[Row]) -> None:
-        """logits: [rows, vocabulary] and token_ids: [rows] of the rows, all of which have `sampling`."""
+    def __init__(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, rows: Sequence[Row], on_host: torch.Tensor | None = None
+    ) -> None:
+        """logits: [rows, vocabulary] and token_ids: [rows] of the rows, all of which have `sampling`; on_host: where
+        the host finds the tokens when the step has ended, if they need not be copied.
+        """
         self._asked = {index: count for index, row in enumerate(rows) if (count := _alternatives(row)) is not None}
         found: tuple[torch.Tensor, ...] = ()
         if self._asked:
             asked = to_indices(list(self._asked), logits.device)
             most = min(max(self._asked.values()), logits.shape[1])
             found = logprobs(logits[asked], token_ids[asked], most)
-        self._copies = HostCopies((token_ids, *found))
+        self._on_host = on_host
+        copied = found if on_host is not None else (token_ids, *found)
+        self._copies = HostCopies(copied) if copied else None
 
     def read(self) -> list[Sample]:
-        """Wait for them. Returns one sample per row."""
-        token_ids, *found = self._copies.read()
+        """Wait for them, when the step has ended. Returns one sample per row."""
+        found = [] if self._copies is None else self._copies.read()
+        token_ids = found.pop(0) if self._on_host is None else self._on_host
         ordered = zip(*(values.tolist() for values in found), strict=True)
         by_row = {
             index: Logprobs(logprob=chosen, top_token_ids=ids[:count], top_logprobs=values[:count])

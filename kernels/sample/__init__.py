@@ -24,19 +24,27 @@ __all__ = [
 ]
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
+def greedy(logits: torch.Tensor, copy: torch.Tensor | None = None, address: torch.Tensor | None = None) -> torch.Tensor:
     """The most likely token of each row, the first of equally likely ones: [rows] int64.
 
     logits: [rows, vocabulary], float32 or narrower, last dimension contiguous. What is not a number counts as
-    minus infinity on a GPU.
+    minus infinity on a GPU. copy: int64 contiguous, gets the tokens too, as many as it has room for. address: [1] int64
+    on a GPU, of memory that the GPU can write, which gets them all: the host may read them there once the kernel has
+    ended.
     """
     assert logits.dim() == 2 and logits.stride(1) == 1
+    assert copy is None or (copy.dtype == torch.int64 and copy.is_contiguous())
     if logits.is_cuda:
         # Imported here: a machine without a GPU may lack Triton.
         from kernels.sample import triton
 
-        return triton.greedy(logits)
-    return reference.greedy(logits)
+        return triton.greedy(logits, copy, address)
+    assert address is None
+    found = reference.greedy(logits)
+    if copy is not None:
+        copied = min(len(found), len(copy))
+        copy[:copied] = found[:copied]
+    return found
 
 
 def draw(logits: torch.Tensor, draws: Sequence[Draw], positions: torch.Tensor | None = None) -> torch.Tensor:

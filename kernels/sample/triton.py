@@ -185,18 +185,26 @@ def _likeliest_of_parts(
     tl.store(token_ids + row * parts + part, tl.min(tl.where(found == highest, column, vocabulary)))
 
 
-# A program does one row. Reads 8 bytes a part.
-@triton.jit
-def _likeliest(values, token_ids, out, vocabulary, parts, PARTS: tl.constexpr, DEPENDENT: tl.constexpr):
+# A program does one row. Reads 8 bytes a part. The first rows' tokens are stored a second time, and all of them where
+# an address says.
+@triton.jit(do_not_specialize=["copied"])
+def _likeliest(
+    values, token_ids, out, copy, address, copied, vocabulary, parts, PARTS: tl.constexpr, ADDRESSED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
     start_next(DEPENDENT)
     wait_for_earlier(DEPENDENT)
     row, part = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS)
     found = tl.load(values + row * parts + part, mask=part < parts, other=float("-inf"))
     token_id = tl.load(token_ids + row * parts + part, mask=part < parts, other=vocabulary)
-    tl.store(out + row, tl.min(tl.where(found == tl.max(found), token_id, vocabulary)).to(tl.int64))
+    likeliest = tl.min(tl.where(found == tl.max(found), token_id, vocabulary)).to(tl.int64)
+    tl.store(out + row, likeliest)
+    tl.store(copy + row, likeliest, mask=row < copied)
+    if ADDRESSED:
+        tl.store(tl.load(address).to(tl.pointer_type(tl.int64)) + row, likeliest)
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
+def greedy(logits: torch.Tensor, copy: torch.Tensor | None = None, address: torch.Tensor | None = None) -> torch.Tensor:
     (rows, vocabulary), device = logits.shape, logits.device
     parts = cdiv(vocabulary, PART)
     out = torch.empty(rows, dtype=torch.int64, device=device)
@@ -209,7 +217,11 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
         logits, values, token_ids, vocabulary, logits.stride(0), parts, PART, num_warps=8, **launch
     )
     held = next_power_of_2(parts)
-    _likeliest[(rows,)](values, token_ids, out, vocabulary, parts, held, num_warps=1, **launch)
+    copied = out if copy is None else copy
+    _likeliest[(rows,)](
+        values, token_ids, out, copied, address, len(copied), vocabulary, parts, held, address is not None,
+        num_warps=1, **launch,
+    )  # fmt: skip
     return out
 
 

@@ -69,6 +69,15 @@ def test_the_likeliest_token_is_the_definitions(
     assert torch.equal(triton.greedy(logits), reference.greedy(logits))
 
 
+def test_likeliest_tokens_are_stored_where_they_are_wanted(device: torch.device) -> None:
+    logits, copy = torch.randn(3, 50, device=device), torch.full((2,), -1, device=device)
+    on_host = torch.full((3,), -1, pin_memory=device.type == "cuda")
+    address = torch.tensor([on_host.data_ptr()], device=device)
+    found = triton.greedy(logits, copy, address).tolist()
+    assert found == logits.argmax(1).tolist() == on_host.tolist()
+    assert copy.tolist() == found[:2]
+
+
 def test_the_first_of_equally_likely_tokens_is_taken(device: torch.device) -> None:
     vocabulary = 3 * triton.PART
     logits = torch.full((4, vocabulary), float("-inf"), device=device)
