@@ -324,38 +324,6 @@ def test_config_of_no_service_names_the_one_that_was_meant() -> None:
         build()(["config", "decod"], standalone_mode=False)
 
 
-@pytest.mark.parametrize("command", ["health", "quantize", "make-checkpoint", "config", "up", "bench"])
-def test_help_names_no_python_type(command: str) -> None:
-    assert re.findall(r"<(?:str|int|float|path|bool)\b", CliRunner().invoke(build(), [command, "--help"]).output) == []
-
-
-@pytest.mark.parametrize("command", ["chat", "bench", "eval", "calibrate"])
-def test_every_command_takes_the_key_from_the_same_variable(command: str) -> None:
-    out = CliRunner().invoke(build(), [command, "--help"], env={"COLUMNS": "200"}).output
-    assert re.findall(r"env var: (\w+API_KEY)", out) == ["DEEPMESH_API_KEY"]
-
-
-@pytest.mark.parametrize("command", [["chat"], ["bench", "--rate", "1"], ["calibrate"]])
-@pytest.mark.parametrize("address", ["localhost", "http://127.0.0.1:8001"])
-def test_an_endpoint_is_a_host_and_a_port(command: list[str], address: str) -> None:
-    found = CliRunner().invoke(build(), [*command, "--endpoint", address], env={"COLUMNS": "200"})
-    assert (found.exit_code, f"expected host:port, not '{address}'" in found.output) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (("--dataset", "nowhere.jsonl"), "cannot read the dataset nowhere.jsonl"),
-        (("--url", "127.0.0.1:8000"), "url: expected text such as http://127.0.0.1:8000/v1"),
-    ],
-)
-def test_bench_refuses_a_wrong_option_before_it_asks_an_endpoint(
-    options: tuple[str, str], reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=re.escape(reason)):
-        build()(["bench", *options, "--output", str(tmp_path / "report.json")], standalone_mode=False)
-
-
 async def test_bench_says_where_no_gateway_answers() -> None:
     status, _, err = await deepmesh("bench", "--rate", "1", "--requests", "1", "--endpoint", "127.0.0.1:1")
     said = "deepmesh: no gateway answers at 127.0.0.1:1: is deepmesh up running? --endpoint names another\n"
