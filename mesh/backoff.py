@@ -2,11 +2,11 @@
 warning.
 """
 
-import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
 
+from mesh.cancellation import pause
 from mesh.errors import MeshError
 
 FIRST_SECONDS = 0.1
@@ -21,7 +21,7 @@ class Backoff:
     def __init__(
         self,
         log: logging.Logger,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = pause,
         last_seconds: float = LAST_SECONDS,
     ) -> None:
         self._log = log

@@ -10,6 +10,7 @@ import grpc
 from deepmesh.internal.v1 import kvstore_pb2, kvstore_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from mesh.cancellation import pause
 from mesh.domain import worker_wire
 from mesh.domain.kv_identity import KvNamespace
 from mesh.domain.targets import StoreTarget
@@ -49,7 +50,7 @@ class PolledStore:
         try:
             while True:
                 await self._poll()
-                await asyncio.sleep(self._config.poll_seconds)
+                await pause(self._config.poll_seconds)
         finally:
             if self._following is not None:
                 self._following.cancel()

@@ -11,6 +11,7 @@ from deepmesh.internal.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from gateway.links import wire
 from gateway.links.workers import Worker
+from mesh.cancellation import check_cancelled, pause
 from mesh.domain import placement_wire
 from mesh.domain.placement import AttemptReport, Placement, PlacementQuery
 from mesh.errors import MeshError
@@ -93,7 +94,7 @@ class SchedulerLink:
                 self._heard()
                 self._on_news(self)
             else:
-                await asyncio.sleep(RECONNECT_SECONDS)
+                await pause(RECONNECT_SECONDS)
 
     async def _answers(self) -> bool:
         call = self._stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest(), timeout=self._probe_seconds)
@@ -115,7 +116,7 @@ class SchedulerLink:
             except grpc.aio.AioRpcError as error:
                 why = from_rpc_error(error).message
                 _log.debug("no registry", extra={"fields": {"scheduler": self.endpoint, "why": why}})
-            await asyncio.sleep(RECONNECT_SECONDS)
+            await pause(RECONNECT_SECONDS)
 
     async def _watch(self) -> None:
         call = self._stub.WatchWorkers(scheduler_pb2.WatchWorkersRequest())
@@ -139,4 +140,5 @@ class SchedulerLink:
                 try:
                     await self._stub.ReportOutcome(request, timeout=self._probe_seconds)
                 except MeshError as error:
+                    check_cancelled()
                     _log.debug("outcome not reported", extra={"fields": {"why": error.message}})

@@ -1,9 +1,11 @@
+import asyncio
 import logging
 
 import pytest
 
 from mesh.backoff import Backoff
 from mesh.errors import SchedulerUnavailable
+from tests.support.waiting import PATIENCE_SECONDS
 
 AWAY = SchedulerUnavailable("none answers")
 
@@ -43,3 +45,21 @@ async def test_a_row_of_failures_is_worth_one_warning(caplog: pytest.LogCaptureF
             backoff.succeeded()
     assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"] * 2
     assert caplog.records[0].getMessage() == "not reporting: none answers"
+
+
+async def test_a_loop_ends_although_its_call_lost_the_cancellation() -> None:
+    """A call of gRPC that fails as it is cancelled raises its own error."""
+
+    async def call_forever() -> None:
+        backoff = Backoff(logging.getLogger("test"))
+        while True:
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                await backoff.failed("not reporting", AWAY)
+
+    calling = asyncio.create_task(call_forever())
+    await asyncio.sleep(0)
+    calling.cancel()
+    await asyncio.wait([calling], timeout=PATIENCE_SECONDS)
+    assert calling.cancelled()
