@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from deepmesh.internal.v1 import kvstore_pb2
 
 from kvstore.store_user import StoreUser
+from mesh.cancellation import check_cancelled
 from mesh.errors import InvalidRequest, MeshError, NamespaceMismatch, OfferFailed, Retry, UnknownSession
 from mesh.observe.metrics import STORE_OFFERS
 from mesh.observe.spans import span
@@ -108,6 +109,7 @@ class OfferLink:
                     with span("store.offer", blocks=len(offer.hashes)):
                         outcome = await self._make_offer(stub, session, offer)
                 except (MeshError, TimeoutError) as error:
+                    check_cancelled()
                     outcome = self._failed(offer.hashes, error)
                 STORE_OFFERS.labels(outcome).inc()
 
