@@ -76,10 +76,10 @@ def test_rows_follow_as_defined(device: torch.device, rows: int, drafts: int, mo
     state = draw(0, 99, 6, dtype=torch.int64), draw(0, 1 + most, 6), draw(-1, 99, 6, most, dtype=torch.int64)
     given = draw(-1, 99, rows, 1 + drafts), draw(-2, 6, rows), draw(9, 99, rows), draw(0, 1 + drafts, rows), *state
     shared, table = draw(0, 2, rows), draw(0, 90, rows, BLOCKS + 3)[:, :BLOCKS]
-    lying = shared, table, ROTATIONS.to(device), 17 * 64
-    found, placed = triton.follow_rows(*given, *lying)
+    rotations, padding = ROTATIONS.to(device), 17 * 64
+    found, placed = triton.follow_rows(*given, shared, table, rotations, padding)
     followed = reference.follow_rows(*given)
     token_ids, starts, real = followed
-    expected = reference.place_tokens(token_ids, starts, table, real, *lying[:1], *lying[2:])
+    expected = reference.place_tokens(token_ids, starts, table, real, shared, rotations, padding)
     for one, other in zip((*found, *placed), (*followed, *expected), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
