@@ -29,7 +29,7 @@ from transfer.config import TransferConfig
 # On both sides of the 40 tokens that are selected, of a block's 64, and of chunks of 72.
 LENGTHS = (1, 39, 40, 41, 64, 65, 73, 150)
 PROMPTS = [random_prompt(length, seed=length) for length in LENGTHS]
-TOKENS = 16
+TOKENS = 10
 
 
 @pytest.fixture(scope="module", params=["deepseek-v3.2", "glm-5"])
