@@ -30,7 +30,7 @@ from mesh.errors import MeshError, Unauthenticated
 from mesh.launch import EXIT_FAILED, EXIT_USELESS_TO_RETRY
 from mesh.processes.standard_streams import complain
 
-HELP = """A mesh of gRPC services that serves DeepSeek V3/R1 models.
+HELP = """A mesh of gRPC services that serves DeepSeek V3, R1 and the models of their architecture.
 
 `deepmesh up` listens on 127.0.0.1: OpenAI HTTP on 8000, the gateway's gRPC on 8001, the scheduler on 8002. The other
 commands look there, unless an option or DEEPMESH_GATEWAY, DEEPMESH_SCHEDULER (host:port) says otherwise. Gateways with
