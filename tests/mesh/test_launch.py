@@ -69,9 +69,7 @@ async def test_logs_are_json_by_one_setting() -> None:
 
 async def test_an_unknown_key_is_one_line_and_status_2() -> None:
     status, _, stderr = await run_forked("-c", PROGRAM, "--set", "sever.port=1")
-    keys = "observe, security, server, then"
-    meant = "did you mean server?"
-    assert (status, stderr) == (2, f"probe: configuration: unknown key sever ({meant}): the keys are {keys}\n")
+    assert (status, stderr) == (2, "probe: configuration: unknown key sever (did you mean server?)\n")
 
 
 async def test_an_error_that_starting_again_cannot_help_is_status_2() -> None:
