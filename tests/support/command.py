@@ -1,5 +1,6 @@
 """The `deepmesh` command, run in this process: to import all that it needs takes a process most of a second."""
 
+import asyncio
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -25,3 +26,8 @@ def run_here(
         except SystemExit as ended:
             status = int(ended.code or 0)
     return status, out.getvalue(), err.getvalue()
+
+
+async def deepmesh(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command, run in a thread of this process."""
+    return await asyncio.to_thread(run_here, arguments, stdin, environment)
