@@ -26,7 +26,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return triton.linear(x, weight)
         if one_row.takes(x, weight):
             return one_row.linear(x, weight)
-        if row_products.takes(len(x), x.dtype, weight) and x.data_ptr() % 16 == 0:
+        if row_products.takes(len(x), x.dtype, weight) and x.stride(1) == 1 and x.data_ptr() % 16 == 0:
             return row_products.multiply(x, weight)
         if few_rows.takes(x.unsqueeze(1), weight.unsqueeze(0)):
             return few_rows.multiply_groups(x.unsqueeze(1), weight.unsqueeze(0)).squeeze(1)
