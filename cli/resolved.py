@@ -27,6 +27,8 @@ def engine_of(
     ours = {"scheduler": "127.0.0.1:8002", "engine.model_dir": str(model_dir), "engine.aim": aim, "engine.exact": exact}
     if gpus > 1:
         ours["engine.parallel.ranks"] = gpus
+    if wrong := next((each for each in settings if each.startswith(f"{role.value}.")), None):
+        raise ConfigError(f"--set {wrong}: leave out {role.value}., keys are those of this service")
     overrides = [*(f"{key}={json.dumps(value)}" for key, value in ours.items()), *settings]
     return load(WORKERS[role.value], overrides=overrides, origin="--set").engine
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
 _NAMES = {
@@ -17,7 +18,15 @@ _NAMES = {
 
 
 class Command(TyperCommand):
-    """A command whose help names no Python type."""
+    """A command whose help names no Python type, and whose errors do not say that they are of values."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            # Pydantic, with which typer reads values, puts it before the messages of choices.
+            error.message = error.message.removeprefix("Value error, ")
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _named(super().get_params(ctx), ctx)

@@ -17,6 +17,11 @@ def test_help_names_no_python_type(command: str) -> None:
     assert re.findall(r"<(?:str|int|float|path|bool)\b", CliRunner().invoke(build(), [command, "--help"]).output) == []
 
 
+def test_a_wrong_choice_is_told_without_its_type() -> None:
+    said = CliRunner().invoke(build(), ["role", "prefill-0", "gateway"], env={"COLUMNS": "200"})
+    assert (said.exit_code, "Invalid value for 'ROLE': 'gateway' is not one of" in said.output) == (2, True)
+
+
 @pytest.mark.parametrize("command", ["chat", "bench", "eval", "calibrate"])
 def test_every_command_takes_the_key_from_the_same_variable(command: str) -> None:
     out = CliRunner().invoke(build(), [command, "--help"], env={"COLUMNS": "200"}).output

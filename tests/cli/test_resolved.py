@@ -51,7 +51,7 @@ def test_without_gpus_the_defaults_stay(model: Path, monkeypatch: pytest.MonkeyP
             r"--set: unknown key engine\.max_request \(did you mean engine\.max_requests",
         ),
         (("--set", "engine=8"), r"--set: engine: expected keys"),
-        (("--set", "decode.engine.max_requests=8"), r"--set: unknown key decode"),
+        (("--set", "decode.engine.max_requests=8"), r"leave out decode\., keys are those of this service"),
         (("--gpu", "h200"), r"the model takes 358\.\d GB on one GPU"),
         (("--gpu", "h200", "--exact", "--set", "engine.kv_dtype=float8_e4m3fn"), r"engine\.exact keeps the published"),
     ],
