@@ -76,8 +76,7 @@ class DraftingStep:
             logits = drafter.model.logits(_some(layers.hidden, draws.tokens))
             replace = keep if self._relaxation is None else self._relaxation.apply
             before = _drafts_before(layers) if self._counting else None
-            drawn = drafter.state.drawn
-            token_ids = drafter.sampler.draw(logits, draws.rows, drawn, replace, _positions(layers), before)
+            token_ids = drafter.sampler.draw(logits, draws.rows, replace, _positions(layers), before)
             self._samples = PendingSamples(logits, token_ids, draws.rows)
         accepted, drawn, guesses = layers.finish(token_ids)
         if self._counting:

@@ -51,7 +51,7 @@ def workspace_bytes(
             ways.append([part.rows for part in halves(rows, shape_of(rows), lambda tokens: tokens)])
         for parts in ways:
             logits = step_parts.logits(model, [build_context(model.config, part, state) for part in parts])
-            sampler.draw(logits, [row for row in rows if row.sampling is not None], state.drawn)
+            sampler.draw(logits, [row for row in rows if row.sampling is not None])
             del logits
     return torch.cuda.max_memory_allocated() - before
 

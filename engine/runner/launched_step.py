@@ -109,7 +109,7 @@ class LaunchedStep:
 
     def _draw(self, logits: torch.Tensor) -> torch.Tensor:
         """[drawing] int64, which `state.drawn` then has."""
-        token_ids = self._sampler.draw(logits, self._drawn_rows, self._state.drawn)
+        token_ids = self._sampler.draw(logits, self._drawn_rows)
         if len(self._drawing) == self._rows:
             # Mostly all rows draw: then no indices have to go to the device.
             self._state.drawn[: self._rows] = token_ids

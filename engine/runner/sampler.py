@@ -39,7 +39,6 @@ class Sampler:
         self,
         logits: torch.Tensor,
         rows: Sequence[Row],
-        drawn: torch.Tensor,
         replace: Replace = keep,
         positions: torch.Tensor | None = None,
         drafts: torch.Tensor | None = None,
@@ -47,12 +46,12 @@ class Sampler:
         """One token per row, all of which have `sampling`: [rows] int64 on the device. A row that draws several is
         listed as often, one after the other.
 
-        logits: [rows, vocabulary], which stay as they are; drawn: [most rows] int64, the tokens that rows may follow;
-        positions: [rows], of the tokens that are drawn, by default the rows' ends; drafts: [rows, n] int64, those
-        before each drawn token, NO_TOKEN where there are fewer. If they are given, call `count_yields` afterwards.
+        logits: [rows, vocabulary], which stay as they are; positions: [rows], of the tokens that are drawn, by default
+        the rows' ends; drafts: [rows, n] int64, those before each drawn token, NO_TOKEN where there are fewer. If they
+        are given, call `count_yields` afterwards.
         """
         if self._group.leads:
-            token_ids = self._draw(logits, rows, drawn, replace, positions, drafts)
+            token_ids = self._draw(logits, rows, replace, positions, drafts)
         else:
             token_ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
         return self._group.from_first(token_ids)
@@ -71,7 +70,6 @@ class Sampler:
         self,
         logits: torch.Tensor,
         rows: Sequence[Row],
-        drawn: torch.Tensor,
         replace: Replace,
         positions: torch.Tensor | None,
         drafts: torch.Tensor | None,
@@ -93,7 +91,6 @@ class Sampler:
             logits[chosen].float(),
             [rows[index] for index in changed],
             [masks.get(index) for index in changed],
-            drawn,
             _some(positions, chosen),
             _some(drafts, chosen),
             lambda logits, found, rows: replace(logits, found, [changed[row] for row in rows]),
@@ -105,7 +102,6 @@ class Sampler:
         logits: torch.Tensor,
         rows: Sequence[Row],
         allowed: Sequence[npt.NDArray[np.uint8] | None],
-        drawn: torch.Tensor,
         positions: torch.Tensor | None,
         drafts: torch.Tensor | None,
         replace: Replace,
@@ -117,7 +113,7 @@ class Sampler:
         counting = [row for row in rows if _sampling(row).counts_tokens]
         if counting:
             before = None if drafts is None else drafts[: len(counting)]
-            self._counts.penalize(logits[: len(counting)], counting, drawn, before)
+            self._counts.penalize(logits[: len(counting)], counting, before)
         biases = [
             (index, token_id, bias)
             for index, row in enumerate(rows)

@@ -34,20 +34,17 @@ class TokenCounts:
         # By the request's key.
         self._slots: OrderedDict[int, _Slot] = OrderedDict()
 
-    def penalize(
-        self, logits: torch.Tensor, rows: Sequence[Row], drawn: torch.Tensor, drafts: torch.Tensor | None = None
-    ) -> None:
+    def penalize(self, logits: torch.Tensor, rows: Sequence[Row], drafts: torch.Tensor | None = None) -> None:
         """Lower the logits of rows with a history, in place. logits: [rows, vocabulary] float32.
 
-        drawn: [most rows] int64, the tokens that rows may follow; drafts: [rows, n] int64, those before the token that
-        the row draws, NO_TOKEN where there are fewer. If they are given, rows may be listed several times, and
-        `count_yields` has counted for a row that follows another.
+        drafts: [rows, n] int64, those before the token that the row draws, NO_TOKEN where there are fewer. If they are
+        given, rows may be listed several times. For a row that follows another, what that drew has been counted.
         """
         slots = self._slots_of(rows)
         for row, slot in zip(rows, slots, strict=True):
             counted = drafts is not None and row.follows is not None
             if not counted and slot.position != row.end - row.drafts:
-                self._count(slot, row, drawn)
+                self._count(slot, row)
         counts, places = self._counts, [slot.index for slot in slots]
         if drafts is not None:
             indices = to_indices(places, drafts.device)
@@ -86,14 +83,13 @@ class TokenCounts:
         self._slots[history.key] = slot
         return slot
 
-    def _count(self, slot: _Slot, row: Row, drawn: torch.Tensor) -> None:
+    def _count(self, slot: _Slot, row: Row) -> None:
         history, counts = _history(row), self._counts[slot.index]
         end = row.end - row.drafts
         known = history.token_ids[:end]
+        # A row that follows another had its counts in the step before, and no step takes those of its own rows.
+        assert len(known) == end, "the step before has counted what it drew"
         count_tokens(counts, known[: history.prompt_tokens], known[history.prompt_tokens :])
-        if len(known) < end:
-            assert row.follows is not None and len(known) == end - 1
-            counts[drawn[row.follows : row.follows + 1]] += 1
         slot.position = end
 
 

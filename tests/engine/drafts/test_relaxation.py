@@ -150,15 +150,15 @@ def test_relaxed_drafts_that_change_no_greedy_token_change_none(checkpoint: Path
 def test_penalties_count_the_token_that_was_taken() -> None:
     """Token 2 was accepted in place of token 1. Token 1 must not be counted, or it would be the less likely next."""
     logits, given = torch.tensor([[0.0, 2.0, 1.5, 0.0]]), [3, 3]
-    sampler, drawn = Sampler(1, 4, logits.device, TensorGroup(Alone())), torch.zeros(1, dtype=torch.int64)
+    sampler = Sampler(1, 4, logits.device, TensorGroup(Alone()))
     sampling = Sampling(presence_penalty=1.0)
 
     def row(tokens: list[int]) -> Row:
         return Row(tokens[-1:], len(tokens) - 1, [0], sampling, history=History(1, len(given), tokens))
 
-    taken = sampler.draw(logits, [row(given)], drawn, lambda logits, token_ids, rows: torch.full_like(token_ids, 2))
+    taken = sampler.draw(logits, [row(given)], lambda logits, token_ids, rows: torch.full_like(token_ids, 2))
     assert taken.tolist() == [2]
-    assert sampler.draw(logits, [row([*given, 2])], drawn).tolist() == [1]
+    assert sampler.draw(logits, [row([*given, 2])]).tolist() == [1]
 
 
 def test_each_draft_is_a_thought_by_what_comes_before_it() -> None:
