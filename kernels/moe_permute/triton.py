@@ -16,6 +16,8 @@ from kernels.tile_sizes import cdiv, next_power_of_2
 # them it takes few: half as many, or those of `FEWEST` choices, or as many as make `PROGRAMS` programs, each of which
 # reads the counts of all. In one program 64 tokens of Moonlight were placed and copied in 11.6 us, so in 4.7.
 TABLE, ALL_AT_ONCE, FEWEST, PROGRAMS = 1 << 15, 1 << 13, 64, 128
+# The most choices of a program, which compares all with each other: 512 would be compiled for half a minute.
+MOST_CHOICES = 256
 # How many programs have their counts loaded before these are added up.
 TOGETHER = tl.constexpr(16)
 # Values of a row that one program copies or sums: 16 bytes a thread.
@@ -152,7 +154,7 @@ def _chunks(experts: torch.Tensor, expert_count: int) -> tuple[int, int, int]:
     """The experts rounded up to a power of two, the choices of a program, and the number of programs."""
     tile, choices = next_power_of_2(expert_count), next_power_of_2(experts.numel())
     few = max(ALL_AT_ONCE // 2 // tile, FEWEST, choices // PROGRAMS)
-    chunk = max(min(choices if choices * tile <= ALL_AT_ONCE else few, TABLE // tile), 16)
+    chunk = max(min(choices if choices * tile <= ALL_AT_ONCE else few, TABLE // tile, MOST_CHOICES), 16)
     return tile, chunk, max(cdiv(experts.numel(), chunk), 1)
 
 
