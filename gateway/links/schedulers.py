@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from gateway.config import DispatchConfig
 from gateway.links.scheduler_link import RECONNECT_SECONDS, SchedulerLink
 from gateway.links.workers import WorkerDirectory
+from mesh.cancellation import check_cancelled
 from mesh.domain.placement import AttemptReport, Placement, PlacementQuery
 from mesh.errors import DeadlineExceeded, MeshError, NoWorker, NoWorkerYet, Retry, SchedulerUnavailable
 from mesh.rpc.channel import Channels
@@ -55,6 +56,7 @@ class Schedulers:
             try:
                 return await link.place(query, min(self._config.answer_seconds, most) if dispensable else most)
             except MeshError as error:
+                check_cancelled()
                 cause = error
             if _unreachable(cause):
                 link.note_silence(cause)

@@ -1,11 +1,16 @@
 """Clients that cancel, run out of time or do not read: the work stops, and nothing is left."""
 
+import asyncio
+from typing import Any, NoReturn
+
 import grpc
 import pytest
 from deepmesh.internal.v1 import scheduler_pb2
 from deepmesh.v1 import common_pb2, gateway_pb2_grpc
 
 from gateway.config import LimitsConfig
+from gateway.links.scheduler_link import SchedulerLink
+from mesh.errors import SchedulerUnavailable
 from mesh.rpc.failures import from_rpc_error
 from tests.support.fake_decode import FakeDecodeWorker, oracle_tokens
 from tests.support.gateways import collect, direct, ids_request, running_mesh
@@ -57,6 +62,24 @@ async def test_the_gateways_own_deadline_holds_where_the_client_sets_none() -> N
     async with running_mesh(FakeDecodeWorker(step_seconds=0.01), limits=limits) as mesh:
         error = await refused(collect(mesh, ids_request(max_tokens=4000), timeout=None))
         assert (error.code.name, error.reason) == ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
+
+
+async def test_the_deadline_holds_where_a_placement_fails_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of gRPC that fails as it is cancelled raises its own error."""
+
+    async def place(*query: Any) -> NoReturn:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            raise SchedulerUnavailable("none answers") from None
+        raise AssertionError("the call ended by itself")
+
+    monkeypatch.setattr(SchedulerLink, "place", place)
+    async with running_mesh(limits=LimitsConfig(generation_seconds=0.5)) as mesh:
+        error = await refused(collect(mesh, ids_request(), timeout=None))
+        assert error.code.name == "DEADLINE_EXCEEDED"
+        # Otherwise the gateway places the request by its snapshot.
+        assert not mesh.worker.submissions
 
 
 @direct
