@@ -18,7 +18,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(read_text(path))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     except RecursionError:
         raise CheckpointError(f"cannot read {path}: it is nested too deeply") from None

@@ -62,7 +62,10 @@ def weight_map(model_dir: Path) -> dict[str, str]:
 
 def _is_name(name: object) -> bool:
     """Whether this can name a file of the checkpoint's own directory."""
-    return isinstance(name, str) and Path(name).name == name and 0 < len(name.encode()) <= MOST_NAME_BYTES
+    # Printable: neither zero bytes nor halves of characters, which no system takes.
+    if not isinstance(name, str) or not name.isprintable() or Path(name).name != name:
+        return False
+    return 0 < len(name.encode()) <= MOST_NAME_BYTES
 
 
 def shard_files(files: Mapping[str, str]) -> list[str]:
@@ -80,7 +83,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             raise CheckpointError(f"{path} is truncated: its {size} bytes end within the header; download it again")
         try:
             header = json.loads(file.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path} is not a safetensors file: its header is no JSON object")

@@ -47,7 +47,7 @@ def load_grammar_tokenizer(tokenizer_json: bytes, vocabulary_size: int, eos_toke
     try:
         description = msgspec.json.decode(tokenizer_json, type=dict[str, Any])
         msgspec.convert(description, NumberedTokens)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"the tokenizer is malformed: {error}") from error
     _hide_control_tokens(description)
     text = msgspec.json.encode(description).decode()

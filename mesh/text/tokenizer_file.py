@@ -57,7 +57,7 @@ def count_tokens(directory: Path) -> int:
         return tiktoken_file.count_tokens(path, read_tokenizer_settings(directory))
     try:
         tokens = msgspec.json.decode(read_tokenizer(directory), type=NumberedTokens)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     vocabulary = tokens.model.vocab
     known = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
@@ -73,5 +73,5 @@ def read_tokenizer_settings(directory: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error

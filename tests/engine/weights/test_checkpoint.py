@@ -192,6 +192,17 @@ def test_a_header_that_does_not_place_its_tensors_is_refused(changes: dict[str, 
         loaded(with_header(tmp_path, {"model.norm.weight": {"dtype": "F32", "shape": [128], **changes}}))
 
 
+def test_a_number_that_is_too_long_to_read_is_refused(tmp_path: Path) -> None:
+    shard = first_shard(tiny_checkpoint(tmp_path))
+    text = b'{"model.norm.weight": 1%s}' % (b"0" * 5000)
+    shard.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+        loaded(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"cannot read .*index\.json"):
+        loaded(tmp_path)
+
+
 def test_a_header_that_is_no_object_is_refused(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="its header is no JSON object"):
@@ -200,8 +211,8 @@ def test_a_header_that_is_no_object_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../model-00001-of-00002.safetensors", "x" * 1000, "", 1],
-    ids=["elsewhere", "long", "empty", "number"],
+    ["../model-00001-of-00002.safetensors", "x" * 1000, "", 1, "\0", "\ud800"],
+    ids=["elsewhere", "long", "empty", "number", "zero byte", "half a character"],
 )
 def test_an_index_names_files_of_its_own_directory_alone(name: object, tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)

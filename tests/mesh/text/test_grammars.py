@@ -45,7 +45,9 @@ def test_a_chain_of_nested_rules_does_not_end_the_process() -> None:
 
 
 @pytest.mark.parametrize(
-    "description", [b"", b"[]", b'{"model": []}', b'{"added_tokens": [true]}', b'{"added_tokens": 5}']
+    "description",
+    [b"", b"[]", b'{"model": []}', b'{"added_tokens": [true]}', b'{"added_tokens": 5}', b'{"a":' * 10_000],
+    ids=["empty", "list", "list of models", "token", "number of tokens", "nested deeply"],
 )
 def test_a_malformed_tokenizer_is_told_from_an_unknown_one(description: bytes) -> None:
     with pytest.raises(ConfigError, match="the tokenizer is malformed"):
