@@ -140,6 +140,15 @@ def test_tokens_are_copied_to_contiguous_layouts(
     assert_same_rows(found, expected)
 
 
+def test_many_choices_of_few_experts_are_placed(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a rank has them that shares its experts with many: their number does not limit a program's choices."""
+    monkeypatch.setattr(triton_moe_permute, "TABLE", 1 << 15)
+    chosen, rows = random_choice(512, 4, 4, device), 512 * 4 + 4 * 128
+    found, expected = (each.contiguous_layout(chosen, 4, 128, rows) for each in (triton_moe_permute, moe_permute))
+    assert torch.equal(found.positions, expected.positions)
+    assert torch.equal(found.row_experts, expected.row_experts)
+
+
 @crossed(
     tokens__experts__held__first__choices__width=[
         *((tokens, experts, experts, 0, choices, width) for tokens, experts, choices, width in EXPANSIONS),
