@@ -4,7 +4,6 @@
 
 #include "../../cuda/hopper.cuh"
 
-
 // Descriptor of a K-major operand whose rows have 32 bytes.
 __device__ __forceinline__ u64 descriptor_32(u32 address) {
   return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | ((u64)(256 >> 4) << 32) | (3ull << 62);
