@@ -60,7 +60,7 @@ class Retries:
 
         For a first placement (`cause` is None) every refusal but these is final. NoWorker may only mean that the mesh,
         or its only worker, is starting, SchedulerUnavailable that the only scheduler is. A scheduler that is back may
-        know no worker yet.
+        know no worker yet. Overloaded is final as well for a request that has only waited for these.
         """
         if isinstance(refusal, NoWorker) and (cause is None or isinstance(cause, SchedulerUnavailable)):
             cause = refusal
@@ -68,7 +68,11 @@ class Retries:
         elif cause is None and isinstance(refusal, SchedulerUnavailable):
             cause = refusal
             self._be_patient(min(self._config.worker_seconds, MOST_SCHEDULER_SECONDS))
-        elif cause is None or refusal.retry not in (Retry.THIS_CALL, Retry.AFTER_DELAY):
+        elif (
+            cause is None
+            or refusal.retry not in (Retry.THIS_CALL, Retry.AFTER_DELAY)
+            or (isinstance(refusal, Overloaded) and isinstance(cause, NoWorker | SchedulerUnavailable))
+        ):
             raise refusal
         # An avoided worker may be back by now, as a new incarnation or with room.
         self.avoid = frozenset()

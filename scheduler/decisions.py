@@ -48,7 +48,7 @@ class Decision:
 
 
 class DecisionLog:
-    """A ring of decisions: a new one replaces the oldest, or several where they hold more than MOST_REQUESTS."""
+    """A ring of decisions: a new one replaces the oldest, or several where they hold more than MOST_ANSWERS."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -116,6 +116,15 @@ def test_any_other_refusal_of_a_first_placement_is_final(refusal: MeshError) -> 
         Retries(CONFIG, Clock()).settle_refusal(refusal, None)
 
 
+@pytest.mark.parametrize("cause", [NONE, SchedulerUnavailable("no answer")])
+def test_a_request_that_waited_is_told_of_a_full_mesh(cause: MeshError) -> None:
+    retries = Retries(CONFIG, Clock())
+    retries.begin()
+    retries.settle_refusal(cause, None)
+    with pytest.raises(Overloaded):
+        retries.settle_refusal(Overloaded("full"), cause)
+
+
 def test_a_request_under_way_outlives_refusals_that_pass_with_time() -> None:
     retries = begun(Clock())
     retries.avoid |= {"a"}
