@@ -22,13 +22,16 @@ class ForeignPages:
     only_addresses: for a server on loopback that asks for no keys. It is called by an address or as localhost, or by
     the name of one of `origins`. A page whose own name was made to lead to this machine (DNS rebinding) calls it by
     that name, and could read the answers.
+
+    key: where an operator sets `origins`, for those that are refused; None if nowhere.
     """
 
-    def __init__(self, app: ASGIApp, origins: Collection[str], only_addresses: bool) -> None:
+    def __init__(self, app: ASGIApp, origins: Collection[str], only_addresses: bool, key: str | None = None) -> None:
         self._app = app
         self._origins = frozenset(origins)
         self._names = frozenset((LOCALHOST, *(host_of(_address(origin)) for origin in origins)))
         self._only_addresses = only_addresses and ANY not in self._origins
+        self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
@@ -37,15 +40,17 @@ class ForeignPages:
     def _refusal(self, method: str, headers: Mapping[str, str]) -> Response | None:
         host = headers.get("host", "")
         if self._only_addresses and not self._leads_here(host_of(host)):
+            otherwise = "" if self._key is None else f", set api_keys, or name the origin in {self._key}"
             message = (
-                f"this server has no API keys and is for this machine alone, so it may not be called as {host[:100]}:"
-                " call it by its address, set api_keys, or name the origin in http.cors_origins"
+                f"this server is for this machine alone, so it may not be called as {host[:100]}: call it by its"
+                f" address{otherwise}"
             )
             return _refused(message, "host_not_allowed")
         origin = headers.get("origin", "")
         if method in SAFE_METHODS or _same_origin(headers, origin, host) or self._origins & {origin, ANY}:
             return None
-        message = f"pages of {origin[:100] or 'other origins'} may not call: http.cors_origins names those that may"
+        allowed = "" if self._key is None else f": {self._key} names those that may"
+        message = f"pages of {origin[:100] or 'other origins'} may not call{allowed}"
         return _refused(message, "origin_not_allowed")
 
     def _leads_here(self, name: str) -> bool:

@@ -79,7 +79,7 @@ async def absent(request: Request) -> Response:
 def _middleware(config: GatewayConfig) -> list[Middleware]:
     origins = config.http.cors_origins
     only_addresses = is_loopback(config.http.host) and not config.api_keys
-    foreign = Middleware(ForeignPages, origins=origins, only_addresses=only_addresses)
+    foreign = Middleware(ForeignPages, origins=origins, only_addresses=only_addresses, key="http.cors_origins")
     if not origins:
         return [Middleware(CountedResponses), foreign]
     return [
