@@ -1,7 +1,8 @@
 """Prometheus' `/metrics` over HTTP, on a thread of its own."""
 
 from contextlib import suppress
-from threading import BoundedSemaphore
+from socket import SHUT_RDWR, socket
+from threading import BoundedSemaphore, Timer
 from typing import Any
 
 from prometheus_client import start_http_server
@@ -26,7 +27,7 @@ class MetricsServer:
             raise ConfigError(
                 f"{name} cannot serve metrics on {with_port(host, port)} ({why}): choose another server.metrics_port"
             ) from error
-        self._server.RequestHandlerClass = _bounded(self._server.RequestHandlerClass)
+        self._server.RequestHandlerClass = _quiet(self._server.RequestHandlerClass)
         self._room, self._finish_request = BoundedSemaphore(MOST_CONNECTIONS), self._server.finish_request
         self._server.verify_request = self._has_room  # type: ignore[method-assign, assignment]
         self._server.finish_request = self._serve  # type: ignore[method-assign, assignment]
@@ -35,10 +36,14 @@ class MetricsServer:
     def _has_room(self, *connection: Any) -> bool:
         return self._room.acquire(blocking=False)
 
-    def _serve(self, *connection: Any) -> None:
+    def _serve(self, connection: socket, address: Any) -> None:
+        # If each read had this time, single bytes would keep their connection for days.
+        end = Timer(REQUEST_SECONDS, _end, [connection])
         try:
-            self._finish_request(*connection)
+            end.start()
+            self._finish_request(connection, address)
         finally:
+            end.cancel()
             self._room.release()
 
     def stop(self) -> None:
@@ -47,14 +52,17 @@ class MetricsServer:
         self._thread.join()
 
 
-def _bounded(handler: Any) -> Any:
-    """The handler of connections, but one that ends those that send nothing, and writes no traceback of those that are
-    reset, such as a balancer's checks.
+def _end(connection: socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(SHUT_RDWR)
+
+
+def _quiet(handler: Any) -> Any:
+    """The handler of connections, but one that writes no traceback of those that are reset, such as a balancer's
+    checks.
     """
 
     class Handler(handler):  # type: ignore[misc]
-        timeout = REQUEST_SECONDS
-
         def handle(self) -> None:
             with suppress(OSError):
                 super().handle()

@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,8 +18,8 @@ def server() -> Iterator[MetricsServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics_http, "REQUEST_SECONDS", 0.05)
         server = MetricsServer("test", "127.0.0.1", 0)
-    yield server
-    server.stop()
+        yield server
+        server.stop()
 
 
 def ended() -> None:
@@ -37,6 +38,19 @@ def test_a_connection_without_a_request_is_closed(
         assert client.recv(1) == b""
     ended()
     assert capfd.readouterr().err == ""
+
+
+def test_a_request_of_single_bytes_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_http, "REQUEST_SECONDS", 0.5)
+    server = MetricsServer("test", "127.0.0.1", 0)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as client, pytest.raises(ConnectionError):
+            # A line may have 65,536 bytes.
+            for _ in range(20_000):
+                client.sendall(b"G")
+                time.sleep(0.001)
+    finally:
+        server.stop()
 
 
 def test_a_connection_that_is_reset_leaves_no_traceback(
